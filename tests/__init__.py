@@ -1,0 +1,1 @@
+"""Tests of takehold; CONTRIBUTING.md says which lane runs what."""

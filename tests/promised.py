@@ -1,0 +1,47 @@
+"""What this release promises: ``test_covers`` wants a test behind every id, ``test_shape`` every name.
+
+The ids are the numbered behaviours of the requirements; those that need a server come with their backends.
+"""
+
+from __future__ import annotations
+
+
+def _ids(prefix: str, *ranges: tuple[int, int]) -> tuple[str, ...]:
+    return tuple(f"{prefix}-{number}" for first, last in ranges for number in range(first, last + 1))
+
+
+BEHAVIOURS = _ids("L", (1, 12), (14, 14), (17, 21), (28, 37))
+
+FACES = (("Locks", "AsyncLocks"), ("Lock", "AsyncLock"), ("Hold", "AsyncHold"))
+
+ERRORS = (
+    "BackendError",
+    "BackendRefused",
+    "BackendUnavailable",
+    "CommitConflict",
+    "Conflict",
+    "HoldLost",
+    "LockTimeout",
+    "NotHeld",
+    "OperationConflict",
+    "StaleFence",
+    "TableUpdateConflict",
+    "TakeholdError",
+    "UnknownOutcome",
+    "UsageError",
+    "WouldDeadlock",
+)
+
+NAMES = (
+    *(face for pair in FACES for face in pair),
+    *ERRORS,
+    "AdaptiveTimeout",
+    "HoldRecord",
+    "Key",
+    "Mode",
+    "Owner",
+    "Statistics",
+    "__version__",
+    "advisory",
+    "shared",
+)
