@@ -1,0 +1,293 @@
+"""One process's grip on a lock directory: byte-range locks, fences, and a watch over what could go wrong.
+
+Locks are open-file-description locks: they do not vanish when some other code closes the same file, they
+exclude threads as well as processes, and the kernel frees them when the process dies.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import time
+from typing import Final
+
+from takehold.backends.file.board import EVICTIONS_INDEX, Board
+from takehold.backends.file.cycle import deadlock_sentence
+from takehold.backends.file.directory import FLAGS, STRIPES, Directory, lock_record
+from takehold.backends.file.gate import FileTurn, ring
+from takehold.backends.file.seen import blocking
+from takehold.core.backend import Grant, Losses
+from takehold.core.record import HoldRecord
+from takehold.core.seat import Seat
+from takehold.core.want import SHARED, Want
+from takehold.errors import BackendUnavailable
+from takehold.runtime import Runtime
+
+__all__ = ["FileSession", "Spot"]
+
+PATROL: Final = 0.1
+IDLE_PATROLS: Final = 10
+MARK_PATROLS: Final = 10
+EVICTED: Final = "evicted by an operator"
+_fcntl = fcntl.fcntl
+_SETLK: Final = fcntl.F_OFD_SETLK
+_now = time.monotonic_ns
+
+
+class Spot:
+    """Where a key id lies: the byte, its file, and the ready-made lock records."""
+
+    __slots__ = ("flag", "offset", "read", "stripe", "unlock", "write")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.stripe = offset % STRIPES
+        self.flag = offset % FLAGS
+        self.write = lock_record(fcntl.F_WRLCK, offset)
+        self.unlock = lock_record(fcntl.F_UNLCK, offset)
+        self.read: bytes | None = None
+
+
+class FileSession:
+    """Keeps descriptors, the board and the watch."""
+
+    instant = True
+
+    def __init__(self, directory: Directory, rt: Runtime, losses: Losses) -> None:
+        self.lost: str | None = None
+        self.watched = False
+        self.rt = rt
+        self.directory = directory
+        self.flags = directory.flags
+        self._losses = losses
+        self._fences = directory.fences
+        self._stripes = [-1] * STRIPES
+        self._gates = [-1] * STRIPES
+        self._loose = -1
+        try:
+            self.board = Board(directory, f"{os.getpid()}.{secrets.token_hex(4)}")
+        except OSError as error:
+            directory.close()
+            raise BackendUnavailable(f"cannot write to {directory.path}: {error}") from error
+        self._evictions = self.board.evictions
+        self._activity = 0
+        self._idle = 0
+        self._patrols = 0
+
+    # -- taking and giving ---------------------------------------------------------------------------
+
+    def take_alone(self, seat: Seat) -> bool:
+        """One system call, unless somebody waits at the gate."""
+        spot: Spot = seat.want.place
+        if self.flags[spot.flag] and not self._gate_is_free(spot):
+            return False
+        fd = self._stripes[spot.stripe]
+        if fd < 0:
+            fd = self._stripe(spot)
+        try:
+            _fcntl(fd, _SETLK, spot.write)
+        except OSError as error:
+            self._refused(error)
+            return False
+        seat.at = now = _now()
+        seat.fence = self._fences[0] + now
+        return True
+
+    def give_alone(self, seat: Seat) -> None:
+        """Unlock, and ring whoever waits at the gate."""
+        spot: Spot = seat.want.place
+        _fcntl(self._stripes[spot.stripe], _SETLK, spot.unlock)
+        if bell := self.flags[spot.flag]:
+            ring(bell)
+
+    def take(self, want: Want, beside: bool) -> Grant | None:
+        """The same for any mode, and beside another grant of ours."""
+        spot: Spot = want.place
+        if self.flags[spot.flag] and not self._gate_is_free(spot):
+            return None
+        return self.take_past_gate(want, beside)
+
+    def take_past_gate(self, want: Want, beside: bool) -> Grant | None:
+        """The lock itself, whoever waits: for the one at the gate."""
+        spot: Spot = want.place
+        own = None
+        if beside:
+            # One description cannot hold a byte twice: a second shared grant needs its own.
+            # Noted first, so that `forget` finds it after a Ctrl-C.
+            fd = own = self._loose = self._open(f"stripe-{spot.stripe:02x}")
+        else:
+            fd = self._stripe(spot)
+        try:
+            _fcntl(fd, _SETLK, spot.write if want.mode is not SHARED else _read_record(spot))
+        except OSError as error:
+            self._close_loose()
+            self._refused(error)
+            return None
+        now = _now()
+        grant = Grant(self, want, self._fences[0] + now, now, own)
+        self._loose = -1
+        return grant
+
+    def _stripe(self, spot: Spot) -> int:
+        if self._stripes[spot.stripe] < 0:
+            self._stripes[spot.stripe] = self._open(f"stripe-{spot.stripe:02x}")
+        return self._stripes[spot.stripe]
+
+    def _refused(self, error: OSError) -> None:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise BackendUnavailable(f"the kernel refused a file lock: {error}") from error
+
+    def give(self, grant: Grant) -> None:
+        """Unlock, and ring whoever waits at the gate."""
+        spot: Spot = grant.want.place
+        if grant.handle is None:
+            _fcntl(self._stripes[spot.stripe], _SETLK, spot.unlock)
+        else:
+            os.close(grant.handle)
+            grant.handle = None
+        if bell := self.flags[spot.flag]:
+            ring(bell)
+
+    def forget(self, want: Want) -> None:
+        """Unlock a byte that may or may not be locked."""
+        if self._loose >= 0:
+            self._close_loose()
+            return
+        spot: Spot = want.place
+        if self._stripes[spot.stripe] >= 0:
+            _fcntl(self._stripes[spot.stripe], _SETLK, spot.unlock)
+
+    def _close_loose(self) -> None:
+        if self._loose >= 0:
+            os.close(self._loose)
+            self._loose = -1
+
+    def refence(self, grant: Grant) -> tuple[int, int]:
+        """The clock again: it only grows."""
+        now = _now()
+        return self._fences[0] + now, now
+
+    def descriptors(self, seat: Seat) -> tuple[int, ...]:
+        """The lock's descriptor and the board's: a child with both keeps the key, and stays visible."""
+        own = seat.grant.handle if seat.grant is not None else None
+        return self._stripes[seat.want.place.stripe] if own is None else own, self.board.fd
+
+    def _open(self, name: str) -> int:
+        try:
+            return self.directory.open(name)
+        except OSError as error:
+            raise BackendUnavailable(f"cannot open a lock file in {self.directory.path}: {error}") from error
+
+    # -- the gate ------------------------------------------------------------------------------------
+
+    def gate(self, spot: Spot) -> int:
+        """The descriptor of the file with this key's gate byte."""
+        if self._gates[spot.stripe] < 0:
+            self._gates[spot.stripe] = self._open(f"gate-{spot.stripe:02x}")
+        return self._gates[spot.stripe]
+
+    def enter_gate(self, spot: Spot) -> bool:
+        """Take the gate byte if nobody has it."""
+        try:
+            _fcntl(self.gate(spot), _SETLK, spot.write)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def leave_gate(self, spot: Spot) -> None:
+        """Give the gate byte back."""
+        _fcntl(self.gate(spot), _SETLK, spot.unlock)
+
+    def _gate_is_free(self, spot: Spot) -> bool:
+        """A flag is up: is somebody really there, or was it left by a dead waiter or by a neighbour's key?"""
+        if not self.enter_gate(spot):
+            return False
+        self.flags[spot.flag] = 0
+        self.leave_gate(spot)
+        return True
+
+    def turn(self, want: Want, beside: bool, seat: Seat) -> FileTurn:
+        """A place at the gate."""
+        return FileTurn(self, want, beside, seat)
+
+    # -- watching ------------------------------------------------------------------------------------
+
+    def attend(self) -> None:
+        """Check the directory now, and every 100 ms while there is something to watch."""
+        if not self.watched and self.lost is None:
+            self.watched = True
+            self._idle = 0
+            if reason := self.directory.trouble(self._stripes):
+                self.lost = reason
+            else:
+                self.rt.later(PATROL, self._patrol)
+
+    def _patrol(self) -> None:
+        if self.lost is not None:
+            return
+        if reason := self.directory.trouble(self._stripes):
+            self.lost = reason
+            self._losses.session_lost(self, reason)
+            return
+        if self.board.rung():
+            for seat in list(self.board.seats.values()):
+                if self.board.evicted(seat):
+                    self._losses.lose(seat, EVICTED)
+        self._patrols += 1
+        if self._patrols % MARK_PATROLS == 0:
+            self.directory.mark_fence()
+        busy = self.board.seats or self.board.activity != self._activity
+        self._activity = self.board.activity
+        self._idle = 0 if busy else self._idle + 1
+        if self._idle >= IDLE_PATROLS:
+            self.watched = False
+        else:
+            self.rt.later(PATROL, self._patrol)
+
+    def doubt(self, seat: Seat) -> str | None:
+        """Evicted, as far as the board says."""
+        if self._evictions[EVICTIONS_INDEX] == self.board.seen:
+            return self.lost
+        return self.lost or (EVICTED if self.board.evicted(seat) else None)
+
+    def deadlock(self, seat: Seat) -> str | None:
+        """Follow who waits for whom over all boards."""
+        return deadlock_sentence(self.directory.path, self.board.id_of(seat)) if seat.slot >= 0 else None
+
+    def blockers(self, want: Want) -> list[HoldRecord]:
+        """Holders of this byte on any board."""
+        return blocking(self.directory.path, want.place.offset, want.mode is SHARED)
+
+    # -- ending --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of everything at once."""
+        if self.lost is None:
+            self.lost = "closed"
+        self.board.close()
+        self._drop()
+
+    def after_fork(self) -> None:
+        """Close our copies: the parent's descriptions, and so its locks, stay."""
+        self.board.drop()
+        self._drop()
+
+    def _drop(self) -> None:
+        for fds in (self._stripes, self._gates):
+            for index, fd in enumerate(fds):
+                if fd >= 0:
+                    os.close(fd)
+                    fds[index] = -1
+        self.directory.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "board"):
+            self.close()
+
+
+def _read_record(spot: Spot) -> bytes:
+    if spot.read is None:
+        spot.read = lock_record(fcntl.F_RDLCK, spot.offset)
+    return spot.read

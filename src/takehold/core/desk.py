@@ -1,0 +1,454 @@
+"""The process desk: one queue per key in front of every backend, for all threads or tasks of a process.
+
+The desk decides in its `Register`, under a mutex, and acts after: it wakes, tells, talks to the backend. At
+most one seat per key, the *agent*, talks to the backend on behalf of everybody who stands in line here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+from takehold.core.backend import Ask, Backend, Grant, Session
+from takehold.core.combine import Combiner
+from takehold.core.deadline import Deadline
+from takehold.core.order import OrderBook
+from takehold.core.record import HoldRecord
+from takehold.core.register import Aftermath, Register
+from takehold.core.seat import GONE, HELD, QUEUED, Caller, Seat
+from takehold.core.waits import cycle_sentence, reentry_sentence, seat_record, timeout_error
+from takehold.core.want import SHARED
+from takehold.errors import BackendUnavailable, UsageError, WouldDeadlock
+from takehold.runtime import Runtime
+
+__all__ = ["Desk"]
+
+log = logging.getLogger(__name__)
+DEADLOCK_FIRST: Final = 1.0
+"""Seconds of waiting before cycles across processes are looked for."""
+DEADLOCK_AGAIN: Final = 0.25
+FORKED: Final = "this process was forked; the parent still holds it"
+
+
+class Desk:
+    """Holders and waiters of this process on one backend, for one face."""
+
+    def __init__(self, backend: Backend, rt: Runtime) -> None:
+        self.backend = backend
+        self.rt = rt
+        self.closed = False
+        """Set after a fork and at the end; whoever finds it so asks for a new desk."""
+        self.order = OrderBook()
+        self.abandoned: deque[Seat] = deque()
+        """Filled by finalizers, which must not lock anything; emptied by whoever comes next."""
+        self._at_once = backend.capabilities.many == "one by one"
+        self._mutex = rt.mutex()
+        self._register = Register(rt, backend.solo)
+        self.held = self._register.held
+        self._combiner: Combiner | None = None
+        _desks.add(self)
+
+    # -- sessions ------------------------------------------------------------------------------------
+
+    def ready_now(self) -> Session:
+        """The live session of an instant backend; opened when there is none, checked when nobody watches it."""
+        while True:
+            session = self._register.session
+            if session is not None and session.lost is None and not session.watched:
+                session.attend()
+            if session is not None and session.lost is not None:
+                self.session_lost(session, session.lost)
+            elif session is not None:
+                return session
+            with self._mutex:
+                if self._register.session is session:
+                    self._register.session = self.backend.open_now(self.rt, self)
+
+    async def ready(self) -> Session:
+        """The live session of any backend."""
+        if self._at_once:
+            return self.ready_now()
+        session = self._register.session
+        if session is not None and session.lost is None:
+            return session
+        opened: Any = await self.backend.open(self.rt, self)
+        with self._mutex:
+            current = self._register.session
+            if current is None or current.lost is not None:
+                self._register.session = current = opened
+                self._combiner = Combiner(opened, self.rt)
+        if current is not opened:
+            # Two callers opened one each: the first one is everybody's.
+            opened.close()
+        return current
+
+    def session_lost(self, session: Session, reason: str) -> None:
+        """The session died: every hold on it is lost."""
+        for seat in self.busy():
+            if seat.state == HELD and seat.session is session:
+                self.lose(seat, reason)
+
+    # -- taking --------------------------------------------------------------------------------------
+
+    def grab(self, seats: list[Seat]) -> int:
+        """Take as many as can be had at once, in order, without waiting; how many that were."""
+        if self.abandoned:
+            self.sweep()
+        if not self._at_once:
+            return 0
+        session = self._register.session
+        if session is None or session.lost is not None or not session.watched:
+            session = self.ready_now()
+        grab = self._register.grab
+        taken = 0
+        try:
+            with self._mutex:
+                for seat in seats:
+                    if not grab(seat, session):
+                        break
+                    taken += 1
+        except BaseException:
+            self.undo(seats)
+            raise
+        return taken
+
+    async def acquire(self, seats: list[Seat], taken: int, deadline: Deadline, rt: Runtime) -> None:
+        """Wait for the seats after the first `taken`, in order. All or nothing: it raises with none held."""
+        if deadline.at <= deadline.started:
+            blocked = seats[taken]
+            if not await self.take_now(seats, taken, rt):
+                blocked.caller.tell("timeout", blocked, 0.0)
+                raise timeout_error(blocked, 0.0, self.in_the_way(blocked))
+            return
+        try:
+            await self.ready()
+            while taken < len(seats):
+                taken += await self._obtain(seats[taken:], deadline, rt)
+            if reason := next((seat.lost for seat in seats if seat.lost is not None), None):
+                # All or nothing: the first keys died with their session while we waited for the last.
+                raise BackendUnavailable(f"the lock session died while waiting: {reason}")
+        except BaseException:
+            if pending := self.undo(seats):
+                await rt.shield(self.given_back(pending))
+            raise
+
+    async def take_now(self, seats: list[Seat], taken: int, rt: Runtime) -> bool:
+        """The rest of an attempt that may not wait: all seats or none."""
+        try:
+            while not self._at_once and taken < len(seats):
+                await self.ready()
+                granted = await self._attempt(seats[taken:], rt)
+                if not granted:
+                    break
+                taken += granted
+        except BaseException:
+            if pending := self.undo(seats):
+                await rt.shield(self.given_back(pending))
+            raise
+        if taken < len(seats):
+            if pending := self.undo(seats):
+                await rt.shield(self.given_back(pending))
+            return False
+        return True
+
+    async def _attempt(self, seats: list[Seat], rt: Runtime) -> int:
+        """One question over the wire, without standing in line for more than its answer."""
+        seat = seats[0]
+        try:
+            self._line_up(seat, rt)
+        except WouldDeadlock:
+            return 0
+        if seat.state == QUEUED and seat.entry is not None and seat.entry.agent is seat:
+            return await self._ask(seats, rt)
+        # Readers that came together get one answer: the one that is on its way to the first of them.
+        while seat.state == QUEUED and _asking(seat) and seat.want.mode is SHARED:
+            await self._woken(seat, rt, None)
+        return int(seat.state == HELD)
+
+    async def _obtain(self, seats: list[Seat], deadline: Deadline, rt: Runtime) -> int:
+        """Get the first seat, and with it whatever a trip session grants in the same statement."""
+        seat = seats[0]
+        self._line_up(seat, rt)
+        if seat.state == HELD:
+            return 1
+        asks = not self._at_once and seat.entry is not None and seat.entry.agent is seat
+        if asks and (granted := await self._ask(seats, rt)):
+            return granted
+        rt.may_wait()
+        try:
+            await self._stand_in_line(seat, deadline, rt)
+        finally:
+            seat.caller.tell("waited", seat, deadline.waited())
+        return 1
+
+    def _line_up(self, seat: Seat, rt: Runtime) -> None:
+        """Take the key if it is free after all, else stand in line; refuse a wait that could never end."""
+        register = self._register
+        after = Aftermath()
+        with self._mutex:
+            session = register.session
+            assert session is not None
+            own = register.own(seat)
+            sentence = reentry_sentence(seat, own) if own is not None else None
+            if sentence is None:
+                if self._at_once and register.grab(seat, session):
+                    return
+                entry = register.queue_up(seat, rt)
+                if register.held.get(seat.me):
+                    sentence = cycle_sentence(seat, register.waits)
+                if sentence is None:
+                    register.advance(entry, after)
+                else:
+                    register.drop_out(seat, after)
+        self._finish(after)
+        if sentence is not None:
+            seat.caller.tell("deadlock", seat, 0.0)
+            raise WouldDeadlock(sentence, key=seat.want.text)
+
+    async def _stand_in_line(self, seat: Seat, deadline: Deadline, rt: Runtime) -> None:
+        pause = self._slice(seat, DEADLOCK_FIRST)
+        while seat.state != HELD:
+            if seat.entry is not None and seat.entry.agent is seat:
+                await self._negotiate(seat, deadline, rt)
+            elif not await self._woken(seat, rt, min(deadline.left(), pause)):
+                pause = self._patience(seat, deadline)
+
+    async def _woken(self, seat: Seat, rt: Runtime, seconds: float | None) -> bool:
+        """Wait to be called up; True when this seat is in, or is the agent now."""
+        assert seat.event is not None
+        await seat.event.wait(None if seconds == math.inf else seconds)
+        with self._mutex:
+            called = seat.state == HELD or (seat.entry is not None and seat.entry.agent is seat)
+            if not called:
+                # Events are for one call. Under the mutex: whoever calls us up next sees the new one.
+                seat.event = rt.event()
+        return called
+
+    async def _ask(self, seats: list[Seat], rt: Runtime) -> int:
+        """One statement for the agent and for every following seat that nobody here has; how many it got."""
+        combiner = self._combiner
+        assert combiner is not None
+        with self._mutex:
+            asked = self._register.claim(seats, rt)
+        beside = asked[0].entry is not None and asked[0].entry.occupied
+        try:
+            outcomes = await combiner.ask(Ask(tuple(seat.want for seat in asked), beside))
+        finally:
+            for seat in asked:
+                if seat.entry is not None:
+                    seat.entry.asking = False
+        granted = 0
+        after = Aftermath()
+        with self._mutex:
+            for seat, outcome in zip(asked, outcomes, strict=False):
+                if not isinstance(outcome, Grant):
+                    break
+                self._register.settle(seat, outcome, after)
+                granted += 1
+            for seat in asked[granted:]:
+                if seat.entry is not None:
+                    after.wake += [other for other in seat.entry.queue or () if other is not seat]
+                if seat is not asked[0]:
+                    self._register.step_back(seat, after)
+        self._finish(after)
+        return granted
+
+    async def _negotiate(self, seat: Seat, deadline: Deadline, rt: Runtime) -> None:
+        """Stand in the backend's own queue for everybody who stands in ours."""
+        session = await self.ready()
+        entry = seat.entry
+        assert entry is not None
+        turn = session.turn(seat.want, entry.occupied, seat)
+        pause = self._slice(seat, DEADLOCK_FIRST)
+        try:
+            while (grant := await turn.take(deadline, min(pause, 1.0))) is None:
+                if session.lost is not None:
+                    break
+                pause = self._patience(seat, deadline)
+            if grant is not None:
+                after = Aftermath()
+                with self._mutex:
+                    self._register.settle(seat, grant, after)
+                self._finish(after)
+        except BaseException:
+            if seat.state != HELD:
+                await rt.shield(turn.leave())
+            raise
+        if grant is None:
+            await rt.shield(turn.leave())
+
+    def _slice(self, seat: Seat, seconds: float) -> float:
+        """How long to wait before looking for a deadlock across processes: only who holds can be in one."""
+        return seconds if not self.backend.solo and self.held.get(seat.me) else math.inf
+
+    def _patience(self, seat: Seat, deadline: Deadline) -> float:
+        """Between two waits: raise when there is no point in another one."""
+        if seat.caller.closed or self.closed:
+            raise UsageError(f"{seat.want.text!r}: this Locks object was closed while waiting")
+        session = self._register.session
+        if session is not None and self.held.get(seat.me) and (sentence := session.deadlock(seat)):
+            seat.caller.tell("deadlock", seat, deadline.waited())
+            raise WouldDeadlock(sentence, key=seat.want.text)
+        if deadline.left() <= 0:
+            seat.caller.tell("timeout", seat, deadline.waited())
+            raise timeout_error(seat, deadline.waited(), self.in_the_way(seat))
+        return self._slice(seat, DEADLOCK_AGAIN)
+
+    # -- letting go ----------------------------------------------------------------------------------
+
+    def release(self, seats: list[Seat]) -> list[Grant] | None:
+        """Let go, in reverse. Grants that a trip session must still give back are returned."""
+        if seats[0].caller.listeners:
+            self._tell_released(seats)
+        if len(seats) == 1:
+            seat = seats[0]
+            with self._mutex:
+                if seat.state != HELD or self._register.release_alone(seat):
+                    return None
+        return self.undo(seats)
+
+    def _tell_released(self, seats: list[Seat]) -> None:
+        now = self.rt.now_ns()
+        for seat in seats:
+            if seat.state == HELD:
+                seat.caller.tell("released", seat, (now - seat.at) / 1e9)
+
+    def undo(self, seats: Iterable[Seat]) -> list[Grant] | None:
+        """Let go of held seats and take the others out of the line, in reverse: leaves nothing behind."""
+        after = Aftermath()
+        with self._mutex:
+            for seat in reversed(list(seats)):
+                if seat.state == HELD:
+                    self._register.release(seat, after)
+                else:
+                    self._register.drop_out(seat, after)
+        return self._finish(after)
+
+    def _finish(self, after: Aftermath) -> list[Grant] | None:
+        """Do what a decision left to be done."""
+        for seat in after.wake:
+            # Its loop may be closed: then it can never run, and the key goes to the next one.
+            if seat.event is not None and not seat.event.set():
+                self.undo([seat])
+        for seat in after.handed:
+            seat.caller.tell("handed over", seat, 0.0)
+        if after.pending and self._combiner is not None:
+            self._combiner.give(after.pending)
+        return after.pending or None
+
+    async def given_back(self, grants: list[Grant]) -> None:
+        """Wait until the backend has these back."""
+        if self._combiner is not None:
+            await self._combiner.given_back(grants)
+
+    def sweep(self) -> None:
+        """Release what finalizers found: holds dropped without a release."""
+        while self.abandoned:
+            try:
+                seat = self.abandoned.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            self.undo([seat])
+
+    def lose(self, seat: Seat, reason: str) -> None:
+        """End one hold without its owner's doing, and say so."""
+        if seat.before_loss is not None and seat.state == HELD:
+            seat.before_loss(reason)
+        after = Aftermath()
+        with self._mutex:
+            if seat.state != HELD:
+                return
+            seat.lost = reason
+            together = seat.together()
+            self._register.release(seat, after)
+            watchers = [call for other in together for call in other.watch or ()]
+            for other in together:
+                other.watch = None
+        self._finish(after)
+        seat.caller.tell("lost", seat, (self.rt.now_ns() - seat.at) / 1e9)
+        for call in watchers:
+            try:
+                call()
+            except Exception:
+                log.exception("an on_lost callback failed", extra={"event": "callback.failed"})
+
+    def give_to(self, seats: list[Seat], me: object) -> None:
+        """Another task or thread is the owner from now on."""
+        with self._mutex:
+            for seat in seats:
+                self._register.transfer(seat, me)
+
+    def release_all(self, caller: Caller) -> list[Grant] | None:
+        """Let go of everything one `Locks` object holds, and wake its waiters to find it closed."""
+        seats = [seat for seat in self.busy() if seat.caller is caller]
+        for seat in seats:
+            if seat.state == QUEUED and seat.event is not None:
+                seat.event.set()
+        held = [seat for seat in seats if seat.state == HELD]
+        return self.release(held) if held else None
+
+    def close(self) -> None:
+        """End the session; whatever is still held is released with it."""
+        self.closed = True
+        if self._register.session is not None:
+            self._register.session.close()
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    def busy(self) -> list[Seat]:
+        """Every seat that holds or waits in this process."""
+        with self._mutex:
+            held = [seat for seats in self.held.values() for seat in seats]
+            return held + list(self._register.waits.values())
+
+    def in_the_way(self, seat: Seat) -> list[HoldRecord]:
+        """Who keeps this seat waiting: of this process, or whom the backend can name."""
+        with self._mutex:
+            holders = self._register.holders(seat.want)
+        if holders:
+            return [self.record(other) for other in holders]
+        session = self._register.session
+        return session.blockers(seat.want) if session is not None else []
+
+    def record(self, seat: Seat) -> HoldRecord:
+        """One seat as `who` shows it."""
+        return seat_record(seat, self.rt)
+
+    def descriptors(self, seats: list[Seat]) -> set[int]:
+        """File descriptors that keep these seats alive in a child process that inherits them."""
+        return {fd for seat in seats if seat.session is not None for fd in seat.session.descriptors(seat)}
+
+    def after_fork(self) -> None:
+        """In the child: nothing here is ours. Inherited holds are lost, and the next call opens anew."""
+        self.closed = True
+        self._mutex = self.rt.mutex()
+        self.abandoned.clear()
+        for seats in self.held.values():
+            for seat in seats:
+                seat.lost, seat.state = FORKED, GONE
+        session = self._register.session
+        if session is not None:
+            session.lost = FORKED
+            session.after_fork()
+        self._register = Register(self.rt, self.backend.solo)
+        self.held = self._register.held
+
+
+def _asking(seat: Seat) -> bool:
+    return seat.entry is not None and seat.entry.asking
+
+
+_desks: weakref.WeakSet[Desk] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for desk in list(_desks):
+        desk.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,354 @@
+"""The desk's register: who is in and who stands in line, per key, and every rule about who goes next.
+
+All of it is synchronous and is called under the desk's mutex: no await, no callback, no user code. What must
+happen outside - waking, telling, giving back over a wire - is collected in an `Aftermath`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Final
+
+from takehold.core.backend import Grant, Session
+from takehold.core.seat import GONE, HELD, NEW, QUEUED, Entry, Seat
+from takehold.core.want import EXCLUSIVE, SHARED, Want
+from takehold.runtime import Runtime
+
+__all__ = ["Aftermath", "Register"]
+
+MAX_HAND_OVERS: Final = 1000
+"""Local hand-overs of one grant before other processes get a chance; fences leave room for as many."""
+HAND_OVER_NS: Final = 50_000_000
+MAX_JOINS: Final = 64
+"""Local readers that join one shared grant before readers queue with everybody else again."""
+JOIN_NS: Final = 50_000_000
+
+
+class Aftermath:
+    """What a decision leaves to be done outside the mutex."""
+
+    def __init__(self) -> None:
+        self.wake: list[Seat] = []
+        self.handed: list[Seat] = []
+        self.pending: list[Grant] = []
+        """Grants that a trip session must still give back."""
+
+
+class Register:
+    """The state of one desk."""
+
+    def __init__(self, rt: Runtime, solo: bool) -> None:
+        self.entries: dict[Hashable, Entry | Seat] = {}
+        self.held: dict[object, list[Seat]] = {}
+        """What each task or thread holds, oldest first."""
+        self.waits: dict[object, Seat] = {}
+        self.session: Session | None = None
+        self._now_ns = rt.now_ns
+        self._solo = solo
+
+    # -- in ------------------------------------------------------------------------------------------
+
+    def grab(self, seat: Seat, session: Session) -> bool:
+        """Take the key from an instant session, or join its readers, if nobody is in the way."""
+        want = seat.want
+        entry = self.entries.get(want.id)
+        if entry is None:
+            if want.mode is EXCLUSIVE:
+                return self._grab_alone(seat, session)
+            entry = self.entries[want.id] = Entry()
+        elif isinstance(entry, Seat) or entry.writer is not None or entry.queue or entry.agent is not None:
+            return False
+        elif entry.readers:
+            if want.mode is EXCLUSIVE or self.own(seat) is not None:
+                return False
+            if self._may_join(entry, seat):
+                self._join(entry, seat)
+                return True
+        seat.entry = entry
+        grant = session.take(want, entry.occupied)
+        if grant is None:
+            seat.entry = None
+            self._forget(entry, seat)
+            return False
+        grant.shareable = seat.caller.coalesce
+        self._sit(entry, seat, grant, grant.fence, grant.at)
+        return True
+
+    def _grab_alone(self, seat: Seat, session: Session) -> bool:
+        """The plain case: an exclusive key that nobody here has. The seat itself stands for the entry."""
+        id = seat.want.id
+        # Noted before the call: a Ctrl-C between the system call and the next line must leave a trace.
+        seat.session = session
+        self.entries[id] = seat
+        if not session.take_alone(seat):
+            del self.entries[id]
+            return False
+        seat.state = HELD
+        mine = self.held.get(seat.me)
+        if mine is None:
+            self.held[seat.me] = [seat]
+        else:
+            mine.append(seat)
+        if session.board is not None:
+            session.board.hold(seat)
+        return True
+
+    def _entry(self, id: Hashable) -> Entry | None:
+        """The entry of an id; a seat that stood for it alone gets a real one."""
+        seat = self.entries.get(id)
+        if not isinstance(seat, Seat):
+            return seat
+        assert seat.session is not None
+        assert seat.fence is not None
+        grant = Grant(seat.session, seat.want, seat.fence, seat.at)
+        grant.users = 1
+        entry = Entry()
+        entry.writer = seat
+        seat.grant = entry.grant = grant
+        seat.entry = self.entries[id] = entry
+        return entry
+
+    def _sit(self, entry: Entry, seat: Seat, grant: Grant, fence: int | None, at: int) -> None:
+        """Let the seat in on this grant."""
+        seat.grant = entry.grant = grant
+        seat.session = grant.session
+        seat.entry = entry
+        seat.fence = fence
+        seat.at = at
+        seat.state = HELD
+        grant.users += 1
+        if seat.want.mode is SHARED:
+            if entry.readers is None:
+                entry.readers = {}
+            entry.readers[seat] = None
+        else:
+            entry.writer = seat
+        mine = self.held.get(seat.me)
+        if mine is None:
+            self.held[seat.me] = [seat]
+        else:
+            mine.append(seat)
+        board = grant.session.board
+        if board is not None:
+            board.hold(seat)
+
+    def _may_join(self, entry: Entry, seat: Seat) -> bool:
+        grant = entry.grant
+        if grant is None or grant.want.mode is not SHARED or grant.session.lost is not None:
+            return False
+        if self._solo:
+            return True
+        if not seat.caller.coalesce or not grant.shareable or grant.joined >= MAX_JOINS:
+            return False
+        return self._now_ns() - grant.at < JOIN_NS
+
+    def _join(self, entry: Entry, seat: Seat) -> None:
+        grant = entry.grant
+        assert grant is not None
+        grant.joined += 1
+        fence, at = grant.session.refence(grant)
+        self._sit(entry, seat, grant, fence, at)
+
+    def own(self, seat: Seat) -> Seat | None:
+        """What this task or thread already holds of the same key."""
+        for other in self.held.get(seat.me, ()):
+            if other.want.id == seat.want.id:
+                return other
+        return None
+
+    def holders(self, want: Want) -> list[Seat]:
+        """Who of this process is in."""
+        entry = self._entry(want.id)
+        return entry.holders() if entry is not None else []
+
+    # -- in line -------------------------------------------------------------------------------------
+
+    def queue_up(self, seat: Seat, rt: Runtime) -> Entry:
+        """Stand in line."""
+        entry = self._entry(seat.want.id)
+        if entry is None:
+            entry = self.entries[seat.want.id] = Entry()
+        seat.entry = entry
+        seat.event = rt.event()
+        seat.state = QUEUED
+        seat.at = self._now_ns()
+        if entry.queue is None:
+            entry.queue = deque()
+        entry.queue.append(seat)
+        self.waits[seat.me] = seat
+        if self.session is not None and self.session.board is not None:
+            self.session.board.wait(seat)
+        return entry
+
+    def claim(self, seats: list[Seat], rt: Runtime) -> list[Seat]:
+        """The agent's seat, and those right behind it in the same request whose keys nobody here has."""
+        asked = seats[:1]
+        for seat in seats[1:]:
+            if seat.want.id in self.entries:
+                break
+            self.queue_up(seat, rt).agent = seat
+            asked.append(seat)
+        for seat in asked:
+            assert seat.entry is not None
+            seat.entry.asking = True
+        return asked
+
+    def settle(self, seat: Seat, grant: Grant, after: Aftermath) -> None:
+        """The agent came back with a grant: it sits down, and those behind it may join."""
+        entry = seat.entry
+        assert entry is not None
+        self._out_of_line(seat)
+        entry.agent = None
+        grant.shareable = seat.caller.coalesce
+        self._sit(entry, seat, grant, grant.fence, grant.at)
+        self.advance(entry, after)
+
+    def advance(self, entry: Entry, after: Aftermath) -> None:
+        """Let whoever is first in line go on: in, or to the backend on behalf of everybody."""
+        while entry.queue and entry.agent is None:
+            seat = entry.queue[0]
+            if entry.writer is not None or (entry.readers and seat.want.mode is EXCLUSIVE):
+                return
+            if entry.readers and self._may_join(entry, seat):
+                self._out_of_line(seat)
+                self._join(entry, seat)
+            elif self._solo and self.session is not None:
+                grant = self.session.take(seat.want, beside=False)
+                assert grant is not None
+                self._out_of_line(seat)
+                self._sit(entry, seat, grant, grant.fence, grant.at)
+            else:
+                entry.agent = seat
+            after.wake.append(seat)
+
+    def _out_of_line(self, seat: Seat) -> None:
+        queue = seat.entry.queue if seat.entry is not None else None
+        if queue and seat in queue:
+            queue.remove(seat)
+        if self.waits.get(seat.me) is seat:
+            del self.waits[seat.me]
+        if seat.slot >= 0 and self.session is not None and self.session.board is not None:
+            self.session.board.erase(seat)
+
+    # -- out -----------------------------------------------------------------------------------------
+
+    def release_alone(self, seat: Seat) -> bool:
+        """Release in the plain case, with nobody in line. False when it is not that."""
+        id = seat.want.id
+        if self.entries.get(id) is not seat:
+            return False
+        session = seat.session
+        assert session is not None
+        mine = self.held[seat.me]
+        if len(mine) > 1:
+            mine.remove(seat)
+        else:
+            del self.held[seat.me]
+        seat.state = GONE
+        if session.board is not None:
+            session.board.erase(seat)
+        del self.entries[id]
+        if session.lost is None:
+            session.give_alone(seat)
+        return True
+
+    def release(self, seat: Seat, after: Aftermath) -> None:
+        """Let the seat out; its grant goes to the next in line, or back."""
+        self._entry(seat.want.id)
+        entry, grant = seat.entry, seat.grant
+        assert entry is not None
+        assert grant is not None
+        session = grant.session
+        self._disown(seat)
+        if seat.slot >= 0 and session.board is not None:
+            session.board.erase(seat)
+        seat.state = GONE
+        seat.entry = seat.group = None
+        if entry.agent is seat:
+            entry.agent = None
+        if entry.writer is seat:
+            entry.writer = None
+        elif entry.readers:
+            entry.readers.pop(seat, None)
+        grant.users -= 1
+        if grant.users <= 0 and not self._hand_over(entry, grant, after):
+            self._give_back(entry, grant, after)
+        self.advance(entry, after)
+        self._forget(entry, seat)
+
+    def _disown(self, seat: Seat) -> None:
+        mine = self.held.get(seat.me)
+        if mine is not None:
+            if len(mine) > 1:
+                mine.remove(seat)
+            elif mine[0] is seat:
+                del self.held[seat.me]
+
+    def _give_back(self, entry: Entry, grant: Grant, after: Aftermath) -> None:
+        if entry.grant is grant:
+            entry.grant = None
+        if grant.session.lost is not None:
+            return
+        if grant.session.instant:
+            grant.session.give(grant)
+        else:
+            after.pending.append(grant)
+
+    def _hand_over(self, entry: Entry, grant: Grant, after: Aftermath) -> bool:
+        """Give a grant to the next in line without a round trip; bounded, so that other processes get a turn."""
+        if not entry.queue or entry.agent is not None or grant.session.lost is not None:
+            return False
+        heir = entry.queue[0]
+        if heir.want.mode is not grant.want.mode:
+            return False
+        fence, at = grant.session.refence(grant)
+        if not self._solo and (grant.handed >= MAX_HAND_OVERS or at - grant.at > HAND_OVER_NS):
+            return False
+        grant.handed += 1
+        self._out_of_line(heir)
+        self._sit(entry, heir, grant, fence, at)
+        after.wake.append(heir)
+        after.handed.append(heir)
+        return True
+
+    def drop_out(self, seat: Seat, after: Aftermath) -> None:
+        """Take out a seat that was never granted, wherever it was interrupted."""
+        if seat.state in (HELD, GONE):
+            return
+        in_line = seat.state == QUEUED
+        seat.state = GONE
+        entry = seat.entry
+        seat.group = None
+        if entry is None:
+            if self.entries.get(seat.want.id) is seat and seat.session is not None:
+                # Interrupted inside `take_alone`: whether the system call was made is unknown, so undo it.
+                del self.entries[seat.want.id]
+                seat.session.forget(seat.want)
+            return
+        if in_line:
+            self._out_of_line(seat)
+        elif self.session is not None and self.session.instant:
+            self.session.forget(seat.want)
+        seat.entry = None
+        if entry.agent is seat:
+            entry.agent = None
+        self.advance(entry, after)
+        self._forget(entry, seat)
+
+    def step_back(self, seat: Seat, after: Aftermath) -> None:
+        """Undo a claim that was not answered with a grant; the seat can be asked for again."""
+        group = seat.group
+        self.drop_out(seat, after)
+        seat.state, seat.group = NEW, group
+
+    def _forget(self, entry: Entry, seat: Seat) -> None:
+        if entry.idle() and self.entries.get(seat.want.id) is entry:
+            del self.entries[seat.want.id]
+
+    def transfer(self, seat: Seat, me: object) -> None:
+        """Another task or thread is the owner from now on."""
+        if seat.state == HELD:
+            self._disown(seat)
+            self.held.setdefault(me, []).append(seat)
+        seat.me = me

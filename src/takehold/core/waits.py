@@ -1,0 +1,78 @@
+"""Sentences about waiting: who is in the way, what re-entered what, which cycle could never end."""
+
+from __future__ import annotations
+
+import os
+
+from takehold.core.owner import site_text
+from takehold.core.record import HoldRecord, since
+from takehold.core.seat import HELD, Seat
+from takehold.errors import LockTimeout
+from takehold.runtime import Runtime
+
+__all__ = ["cycle_sentence", "hold_id", "reentry_sentence", "seat_record", "timeout_error"]
+
+
+def timeout_error(seat: Seat, waited: float, records: list[HoldRecord]) -> LockTimeout:
+    """`LockTimeout` that names the key, the wait, and whoever is known to be in the way."""
+    text = seat.want.text
+    holder = next((record for record in records if record.state == "held"), None)
+    if holder is None:
+        message = f"{text!r} not acquired after {waited:.1f} s; its holder is not known"
+        return LockTimeout(message, key=text, waited=waited, owner=None, held_for=None)
+    more = f" and {len(records) - 1} more" if len(records) > 1 else ""
+    message = f"{text!r} not acquired after {waited:.1f} s, held by {holder.owner} for {holder.age:.1f} s{more}"
+    return LockTimeout(message, key=text, waited=waited, owner=holder.owner, held_for=holder.age)
+
+
+def reentry_sentence(seat: Seat, own: Seat) -> str:
+    """This task or thread already has the key."""
+    return (
+        f"{seat.want.text!r} is already held by this very task or thread, taken at {site_text(own.site)} "
+        f"and asked for again at {site_text(seat.site)}: locks are not re-entrant"
+    )
+
+
+def cycle_sentence(seat: Seat, waits: dict[object, Seat]) -> str | None:
+    """A sentence when waiting for this seat closes a cycle among the tasks of this process."""
+    path = _cycle(seat, seat.me, waits, set())
+    if path is None:
+        return None
+    steps = "; ".join(
+        f"{site_text(waiter.site)} waits for {waiter.want.text!r}, taken at {site_text(blocker.site)}"
+        for waiter, blocker in path
+    )
+    return f"waiting for {seat.want.text!r} would deadlock: {steps}"
+
+
+def _cycle(seat: Seat, goal: object, waits: dict[object, Seat], seen: set[object]) -> list[tuple[Seat, Seat]] | None:
+    for blocker in seat.entry.blockers(seat) if seat.entry is not None else ():
+        if blocker.me is goal:
+            return [(seat, blocker)]
+        if blocker.me in seen:
+            continue
+        seen.add(blocker.me)
+        # Who stands ahead of us in line waits for others; who is in may wait for another key.
+        next_wait = waits.get(blocker.me)
+        if next_wait is not None and (rest := _cycle(next_wait, goal, waits, seen)) is not None:
+            return [(seat, blocker), *rest]
+    return None
+
+
+def hold_id(seat: Seat) -> str:
+    """A name for one hold that an operator can type; unique on the host while it lasts."""
+    board = seat.session.board if seat.session is not None else None
+    return board.id_of(seat) if board is not None and seat.slot >= 0 else f"{os.getpid()}-{id(seat):x}"
+
+
+def seat_record(seat: Seat, rt: Runtime) -> HoldRecord:
+    """One seat of this process as `who` shows it."""
+    age = max(0.0, (rt.now_ns() - seat.at) / 1e9)
+    want = seat.want
+    state = "held" if seat.state == HELD else "waiting"
+    entry = seat.entry if state == "waiting" else None
+    blocked_by = tuple(hold_id(other) for other in entry.holders()) if entry is not None else ()
+    return HoldRecord(
+        hold_id(seat), want.text, want.namespace, want.mode.value, state, seat.owner,
+        since(age, rt.wall()), age, seat.fence, blocked_by=blocked_by,
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""What one request asks for: modes, and the ids that a list of keys comes down to, in the one global order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+from takehold.core.key import (
+    BODY,
+    RAW,
+    TEXT,
+    TREE,
+    Advisory,
+    AnyKey,
+    Key,
+    checked,
+    encode,
+    encode_raw,
+    template_of,
+    text_of,
+)
+from takehold.errors import UsageError
+
+__all__ = ["EXCLUSIVE", "SHARED", "Mode", "Shared", "Want", "shared", "want_for_text", "wants_for"]
+
+
+class Mode(Enum):
+    """How a key is held."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+EXCLUSIVE: Final = Mode.EXCLUSIVE
+SHARED: Final = Mode.SHARED
+
+
+def mode_of(mode: object) -> Mode:
+    """A `Mode` or its name, or `UsageError`."""
+    try:
+        return Mode(mode)
+    except ValueError:
+        raise UsageError(f"mode is 'exclusive' or 'shared', not {mode!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A key to be held in shared mode. Made by `shared`."""
+
+    key: AnyKey
+
+
+def shared(key: AnyKey) -> Shared:
+    """Ask for this one key in shared mode: `locks.lock("acct/7", shared("rates"))`."""
+    text_of(key)
+    return Shared(key)
+
+
+class Want:
+    """One id to be had in one mode, and how to speak of it. Never changed once made."""
+
+    __slots__ = ("domain", "id", "implied", "key", "mode", "namespace", "place", "text")
+
+    def __init__(  # noqa: PLR0913, PLR0917 - a plain record; a dataclass costs a microsecond per fresh key
+        self, id: Hashable, mode: Mode, key: AnyKey, text: str, namespace: str, place: Any, domain: bytes
+    ) -> None:
+        self.id = id
+        """What the desk compares: equal ids exclude each other."""
+        self.mode = mode
+        self.key = key
+        self.text = text
+        self.namespace = namespace
+        self.place = place
+        """The backend's own form of the id."""
+        self.domain = domain
+        self.implied = domain is TREE
+        """Taken on behalf of a key below; not shown to the user."""
+
+    @property
+    def order(self) -> tuple[int, bytes | int, bytes]:
+        """Texts by their UTF-8 bytes, then numbers: the one order in which everybody takes keys."""
+        if isinstance(self.key, Advisory):
+            return 1, self.key.number, self.domain
+        return 0, self.text.encode(), self.domain
+
+    @property
+    def template(self) -> str:
+        """The bounded form of the key, for counting."""
+        return template_of(self.key)
+
+
+Place: TypeAlias = Callable[[bytes, int | None], tuple[Hashable, Any]]
+"""A backend's `place(encoded, raw_number)`: the id, and its own form of it."""
+
+
+def want_for_text(text: str, *, prefix: bytes, namespace: str, place: Place) -> Want:
+    """The plain case, one exclusive string, without the detours: it is most of all locks."""
+    raw = checked(text, "a key")
+    id, spot = place(prefix + len(raw).to_bytes(2, "big") + raw, None)
+    return Want(id, EXCLUSIVE, text, text, namespace, spot, TEXT)
+
+
+def wants_for(
+    keys: Iterable[AnyKey | Shared], *, namespace: str, mode: Mode, subtree: bool, place: Place
+) -> tuple[Want, ...]:
+    """Every id these keys need, merged (exclusive wins) and sorted, so that no two calls can cross."""
+    merged: dict[Hashable, Want] = {}
+    for item in keys:
+        key, how = (item.key, SHARED) if isinstance(item, Shared) else (item, mode)
+        for want in _wants_of(key, how, namespace, subtree, place):
+            known = merged.get(want.id)
+            if known is None or (want.mode is EXCLUSIVE and known.mode is SHARED):
+                merged[want.id] = want
+    if not merged:
+        raise UsageError("lock() needs at least one key")
+    return tuple(sorted(merged.values(), key=lambda want: want.order))
+
+
+def _wants_of(key: AnyKey, mode: Mode, namespace: str, subtree: bool, place: Place) -> list[Want]:
+    text = text_of(key)
+    if subtree and not isinstance(key, Key):
+        raise UsageError(f"subtree=True needs a takehold.Key(...), which has parts; {text!r} is flat")
+    if isinstance(key, Advisory):
+        id, spot = place(encode_raw(key.number), key.number)
+        return [Want(id, mode, key, text, "", spot, RAW)]
+    if isinstance(key, str):
+        id, spot = place(encode(TEXT, namespace, key), None)
+        return [Want(id, mode, key, text, namespace, spot, TEXT)]
+    if subtree and mode is SHARED:
+        raise UsageError("a subtree can only be held exclusively; drop shared or drop subtree=True")
+
+    def node(domain: bytes, parts: tuple[str, ...], how: Mode) -> Want:
+        at, spot = place(encode(domain, namespace, *parts), None)
+        name = key if parts == key.parts else Key(*parts)
+        return Want(at, how, name, name.text, namespace, spot, domain)
+
+    wants = [node(TREE, parts, SHARED) for parts in key.ancestors]
+    if subtree:
+        wants.append(node(TREE, key.parts, EXCLUSIVE))
+    return [*wants, node(BODY, key.parts, mode)]

@@ -1,0 +1,1 @@
+"""What users touch: `Locks` and `AsyncLocks`, their requests and their holds."""

@@ -1,0 +1,392 @@
+"""The asyncio face: the same words with `await`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, Self, TypeVar
+
+from takehold.core.deadline import DEFAULT, Backoff, Deadline, Default, Timeout, seconds_of
+from takehold.core.desk import Desk
+from takehold.core.key import AnyKey
+from takehold.core.owner import Site
+from takehold.core.record import HoldRecord
+from takehold.core.seat import HELD, Seat
+from takehold.core.want import EXCLUSIVE, Mode, Shared, Want
+from takehold.errors import HoldLost, LockTimeout, UsageError
+from takehold.locks import _recipes
+from takehold.locks._base import BaseHold, BaseLock, BaseLocks, adapt
+from takehold.locks._desks import desk_for
+from takehold.runtime.aio import Aio
+
+__all__ = ["AsyncHold", "AsyncLock", "AsyncLocks", "AsyncSlots"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_current = asyncio.current_task
+
+
+class AsyncLocks(BaseLocks):
+    """Named locks for asyncio tasks and processes. Making one does no I/O, and needs no running loop."""
+
+    _rt: Aio | None = None
+
+    def lock(
+        self,
+        *keys: AnyKey | Shared,
+        timeout: Timeout | Default = DEFAULT,
+        mode: Mode | str = EXCLUSIVE,
+        subtree: bool = False,
+        on_lost: Literal["cancel", "tell"] = "cancel",
+    ) -> AsyncLock:
+        """A request for these keys: sorted, all or nothing, one deadline. Use it in an `async with` statement.
+
+        When the hold is lost the body is cancelled and `HoldLost` raised; `on_lost="tell"` only tells.
+        """
+        if len(keys) == 1 and type(key := keys[0]) is str and mode is EXCLUSIVE and not subtree:
+            wants: tuple[Want, ...] = self._known.get(key) or self._want_for(key)
+        else:
+            wants = self._wants(keys, mode, subtree)
+        if timeout is not DEFAULT:
+            seconds_of(timeout)
+        frame = sys._getframe(1)
+        lock = AsyncLock(self, wants, timeout, (frame.f_code, frame.f_lasti))
+        if on_lost != "cancel":
+            lock._on_lost = _checked_on_lost(on_lost, lock)
+        return lock
+
+    def _here(self) -> Desk:
+        if self._caller.closed:
+            raise UsageError("this AsyncLocks object is closed; make another one")
+        loop = asyncio.get_running_loop()
+        if self._rt is None or self._rt.loop is not loop:
+            self._rt = Aio(loop)
+        desk = self._desk = desk_for(self._backend, self._rt, id(loop))
+        return desk
+
+    async def open(self) -> Self:
+        """Prove now that the backend can be used, instead of at the first acquire."""
+        await self._here().ready()
+        return self
+
+    async def close(self) -> None:
+        """Give back everything this object holds; later use is a `UsageError`."""
+        if not self._caller.closed:
+            self._caller.closed = True
+            if self._desk is not None and (pending := self._desk.release_all(self._caller)):
+                await self._desk.given_back(pending)
+            self._desk = None
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def held(self, key: AnyKey) -> AsyncHold | None:
+        """This task's own hold on the key, or None."""
+        desk = self._desk
+        if desk is None:
+            return None
+        wants = self._wants((key,), EXCLUSIVE, subtree=False)
+        for seat in desk.held.get(_current(), ()):
+            if seat.want.id == wants[-1].id:
+                return AsyncHold._view(desk, seat)
+        return None
+
+    async def who(self, pattern: str = "*", *, stuck_after: float | None = None) -> list[HoldRecord]:
+        """Holders and waiters whose key matches, of every process that can be seen."""
+        desk = self._here()
+        records = self._own_records(desk) if self._backend.solo else await self._backend.who(desk.rt)
+        return self._matching(pattern, records, stuck_after)
+
+    async def busy(self, prefix: str = "") -> set[str]:
+        """The keys that are held right now, by anybody, and start with the prefix."""
+        return {r.key for r in await self.who() if r.state == "held" and r.key.startswith(prefix)}
+
+    async def evict(self, hold: str, *, terminate: bool = False, timeout: float = 2.0) -> bool:
+        """Ask the owner to give up exactly that hold (an id from `who`); True when it is gone.
+
+        With `terminate`, an owner that does not answer in time is ended, with everything else it holds.
+        """
+        desk = self._here()
+        own = self._own_hold(desk, hold)
+        if own is not None:
+            desk.lose(own, "evicted by an operator")
+            return True
+        return await self._backend.evict(desk.rt, hold, terminate=terminate, timeout=timeout)
+
+    def slots(self, key: str, count: int, *, timeout: Timeout | Default = DEFAULT) -> AsyncSlots:
+        """A semaphore: one of `count` slots of the key. `hold.slot` says which."""
+        if timeout is not DEFAULT:
+            seconds_of(timeout)
+        frame = sys._getframe(1)
+        names, line = _recipes.slot_keys(key, count)
+        wants = tuple(self._wants((name,), EXCLUSIVE, subtree=False)[0] for name in names)
+        return AsyncSlots(self, wants, timeout, (frame.f_code, frame.f_lasti), line)
+
+    def guard(
+        self,
+        template: str,
+        *,
+        busy: Literal["wait", "skip", "raise"] | Callable[..., R] = "wait",
+        timeout: Timeout | Default = DEFAULT,
+        mode: Mode | str = EXCLUSIVE,
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R | None]]]:
+        """Run a function under a key made from its arguments: `@locks.guard("invoice/{customer_id}")`."""
+        return _recipes.guarded_async(self, template, busy, timeout, mode)
+
+    async def once(
+        self, key: AnyKey, run: Callable[[], Awaitable[object]], *, done: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        """Run it unless it is done, in one process only; True when we ran it."""
+        if await done():
+            return False
+        async with self.lock(key, timeout=None):
+            if await done():
+                return False
+            await run()
+            return True
+
+    async def lead(self, key: AnyKey, work: Callable[[AsyncHold], Awaitable[R]], *, settle: float = 0.0) -> R:
+        """Wait to be the leader, then run `work(hold)`; on loss it is cancelled, and then we campaign again.
+
+        `settle` waits after winning, so that a former leader notices first.
+        """
+        while True:
+            hold = await self.lock(key, timeout=None).acquire()
+            try:
+                async with hold:
+                    if settle:
+                        await asyncio.sleep(settle)
+                    return await work(hold)
+            except HoldLost:
+                if not hold.lost:
+                    raise
+
+
+def _checked_on_lost(on_lost: object, lock: AsyncLock) -> Literal["tell"]:
+    if on_lost == "tell":
+        return "tell"
+    lock._used = True
+    raise UsageError(f"on_lost is 'cancel' or 'tell', not {on_lost!r}")
+
+
+class AsyncLock(BaseLock):
+    """A request for one or more keys; `async with` or `acquire()` turns it into an `AsyncHold`."""
+
+    _on_lost: Literal["cancel", "tell"] = "cancel"
+
+    async def acquire(self) -> AsyncHold:
+        """Wait for the keys; `LockTimeout` names who is in the way."""
+        hold, taken = self._begin(2)
+        if taken < len(hold._seats):
+            await self._wait(hold, taken, self._timeout)
+        return hold
+
+    async def try_acquire(self) -> AsyncHold | None:
+        """Take the keys if nobody has them; never wait."""
+        hold, taken = self._begin(2)
+        if taken < len(hold._seats):
+            desk = hold._desk
+            if not await desk.take_now(hold._seats, taken, self._locks._rt):
+                return None
+            self._locks._tell_acquired(hold._seats)
+        return hold
+
+    def _begin(self, depth: int) -> tuple[AsyncHold, int]:
+        """The hold first, so that a lost caller has a finalizer; then one grab."""
+        locks = self._locks
+        if self._used:
+            frame = sys._getframe(depth)
+            self._site = (frame.f_code, frame.f_lasti)
+        self._used = True
+        me = _current()
+        if me is None:
+            raise UsageError("AsyncLocks are for tasks; there is none running here")
+        desk = locks._desk
+        if desk is None or desk.closed or locks._rt.loop is not me.get_loop():
+            desk = locks._here()
+        site, caller = self._site, locks._caller
+        wants = self._wants
+        if len(wants) == 1:
+            seats = [Seat(wants[0], me, site, caller)]
+        else:
+            seats = [Seat(want, me, site, caller) for want in wants]
+            for seat in seats:
+                seat.group = seats
+        hold = AsyncHold(desk, seats)
+        if mine := desk.held.get(me):
+            locks._check_order(desk, mine, seats, depth + 1)
+        taken = desk.grab(seats)
+        if caller.listeners and taken == len(seats):
+            locks._tell_acquired(seats)
+        return hold, taken
+
+    async def _wait(self, hold: AsyncHold, taken: int, timeout: Timeout | Default) -> None:
+        rt = self._locks._rt
+        patience = self._locks._timeout_of(timeout)
+        deadline = Deadline(rt.now, seconds_of(patience))
+        try:
+            await hold._desk.acquire(hold._seats, taken, deadline, rt)
+        except LockTimeout:
+            adapt(patience, None)
+            raise
+        adapt(patience, deadline.waited())
+        self._locks._tell_acquired(hold._seats)
+
+    async def __aenter__(self) -> AsyncHold:
+        hold, taken = self._begin(2)
+        if taken < len(hold._seats):
+            await self._wait(hold, taken, self._timeout)
+        self._entered(hold)
+        if self._on_lost == "cancel":
+            hold._cancel_on_loss()
+        return hold
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened: list[AsyncHold] = self._open  # type: ignore[assignment]
+        hold = opened.pop() if len(opened) == 1 else self._leaving(_current())
+        if (reason := hold._let_go()) is not None or hold._cancelled:
+            await hold._explain(reason, kind, error)
+        hold._task = None
+
+
+class AsyncSlots(AsyncLock):
+    """A request for any one of several keys."""
+
+    def __init__(
+        self, locks: AsyncLocks, wants: tuple[Want, ...], timeout: Timeout | Default, site: Site, line: str
+    ) -> None:
+        super().__init__(locks, wants, timeout, site)
+        self._line = line
+
+    async def acquire(self) -> AsyncHold:
+        """Wait for a slot."""
+        if (hold := await self.try_acquire()) is not None:
+            return hold
+        rt = self._locks._rt
+        deadline = Deadline(rt.now, seconds_of(self._locks._timeout_of(self._timeout)))
+        if deadline.left() <= 0:
+            raise await self._full(deadline)
+        # One at a time looks for a free slot, first come first served: cheap for everybody else.
+        async with self._locks.lock(self._line, timeout=_recipes.left(deadline)):
+            backoff = Backoff(0.0005, 0.02, rt.random)
+            while (hold := await self.try_acquire()) is None:
+                if deadline.left() <= 0:
+                    raise await self._full(deadline)
+                await rt.sleep(min(backoff.next(), deadline.left()))
+        return hold
+
+    async def try_acquire(self) -> AsyncHold | None:
+        """Take a slot if one is free; never wait."""
+        self._used = True
+        for slot, want in enumerate(self._wants):
+            one = AsyncLock(self._locks, (want,), 0, self._site)
+            if (hold := await one.try_acquire()) is not None:
+                hold._slot = slot
+                return hold
+        return None
+
+    async def __aenter__(self) -> AsyncHold:
+        hold = await self.acquire()
+        self._entered(hold)
+        hold._cancel_on_loss()
+        return hold
+
+    async def _full(self, deadline: Deadline) -> LockTimeout:
+        return _recipes.slots_full(self._wants, deadline.waited(), await self._locks.who())
+
+
+class AsyncHold(BaseHold):
+    """A granted lock. Leave the `async with` block, or call `release()`, to give it back."""
+
+    _task: asyncio.Task[Any] | None = None
+    """Whom a loss cancels: the task inside the block."""
+    _cancelled = False
+    _cancelling = 0
+
+    @classmethod
+    def _view(cls, desk: Desk, seat: Seat) -> AsyncHold:
+        hold = cls(desk, seat.together())
+        hold._done = True
+        return hold
+
+    async def release(self) -> None:
+        """Give it back and wait until it is; once more is a no-op."""
+        self._done = True
+        if pending := self._desk.release(self._seats):
+            await self._desk.given_back(pending)
+
+    async def wait_lost(self, timeout: float | None = None) -> bool:
+        """Wait until the hold is lost; False when `timeout` seconds passed without that."""
+        event = Aio(asyncio.get_running_loop()).event()
+        self.on_lost(event.set)
+        return await event.wait(timeout) or self.lost
+
+    async def __aenter__(self) -> Self:
+        self._cancel_on_loss()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if (reason := self._let_go()) is not None or self._cancelled:
+            await self._explain(reason, kind, error)
+        self._task = None
+
+    def _cancel_on_loss(self) -> None:
+        """From here to the end of the block, a loss cancels this task, as `asyncio.timeout` would."""
+        seat = self._seats[-1]
+        task: Any = seat.me
+        self._task = task
+        self._cancelling = task.cancelling()
+        if seat.watch is None and seat.state == HELD:
+            seat.watch = [self._lost_in_body]
+        else:
+            self.on_lost(self._lost_in_body)
+
+    def _lost_in_body(self) -> None:
+        if (task := self._task) is not None:
+            task.get_loop().call_soon_threadsafe(self._cancel_task)
+
+    def _cancel_task(self) -> None:
+        # The body may have ended between the loss and this turn of the loop.
+        if (task := self._task) is not None:
+            self._cancelled = True
+            task.cancel()
+
+    def _let_go(self) -> str | None:
+        """Release, and say why the hold was lost, if it was. Synchronous: no cancel can come in between."""
+        reason = self._reason()
+        self._done = True
+        seats = self._seats
+        seats[-1].watch = None  # it refers to us: no cycle for the collector
+        self._desk.release(seats)
+        return reason
+
+    async def _explain(self, reason: str | None, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        """Leave the block of a hold that was lost: turn our own cancel into `HoldLost`, let others through."""
+        task, self._task = self._task, None
+        if self._cancelled and task is not None:
+            if kind is None:
+                await _swallow_own_cancel()
+            ours = task.uncancel() <= self._cancelling
+            if kind is asyncio.CancelledError and not ours:
+                return
+        if reason is not None and (kind is None or (self._cancelled and kind is asyncio.CancelledError)):
+            raise self._lost_error(reason) from error
+
+
+async def _swallow_own_cancel() -> None:
+    """The body ended before our cancel reached it; let it arrive here instead of somewhere later."""
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        return

@@ -1,0 +1,29 @@
+"""One desk per process, backend identity and face: all `Locks` objects of an identity queue together."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable
+
+from takehold.core.backend import Backend
+from takehold.core.desk import Desk
+from takehold.runtime import Runtime, Threads
+
+__all__ = ["desk_for"]
+
+_mutex = threading.Lock()
+_threads = Threads()
+_open: weakref.WeakValueDictionary[tuple[Hashable, int], Desk] = weakref.WeakValueDictionary()
+
+
+def desk_for(backend: Backend, rt: Runtime, scope: int) -> Desk:
+    """The desk of this backend; `scope` tells event loops apart. A solo backend has one for everybody."""
+    if backend.solo:
+        rt, scope = _threads, 0
+    key = (backend.identity, scope)
+    with _mutex:
+        desk = _open.get(key)
+        if desk is None or desk.closed or desk.rt != rt:
+            desk = _open[key] = Desk(backend, rt)
+        return desk

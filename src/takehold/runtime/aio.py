@@ -1,0 +1,156 @@
+"""The asyncio colour. One instance belongs to one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+def _resolve(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+class AioEvent:
+    """A future that any thread may complete.
+
+    Not `asyncio.Event` under `wait_for`: on 3.11 that swallows a cancellation which meets the result.
+    """
+
+    __slots__ = ("_future", "_is_set", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_set = False
+        self._future: asyncio.Future[bool] | None = None
+
+    def set(self) -> bool:
+        """Wake the task; False when its loop is closed."""
+        # Flag first, future second; wait() does it the other way round, so one of the two sees the other.
+        self._is_set = True
+        future = self._future
+        try:
+            if asyncio.get_running_loop() is self._loop:
+                if future is not None:
+                    _resolve(future, True)
+                return True
+        except RuntimeError:
+            pass
+        if self._loop.is_closed():
+            return False
+        if future is not None:
+            try:
+                self._loop.call_soon_threadsafe(_resolve, future, True)
+            except RuntimeError:
+                return False
+        return True
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Suspend the task until set."""
+        future = self._future = self._loop.create_future()
+        if self._is_set:
+            self._future = None
+            return True
+        timer = None if seconds is None else self._loop.call_later(seconds, _resolve, future, False)
+        try:
+            return await future or self._is_set
+        finally:
+            self._future = None
+            if timer is not None:
+                timer.cancel()
+
+
+class AioTask:
+    """A task of its own: cancelling whoever asked for it does not touch it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, None], name: str) -> None:
+        self._task = loop.create_task(coro, name=name)
+        self._task.add_done_callback(self._report)
+
+    @staticmethod
+    def _report(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a background task failed", exc_info=error, extra={"event": "task.failed"})
+
+    async def join(self) -> None:
+        """Wait for its end."""
+        await asyncio.wait([self._task])
+
+
+class Aio:
+    """The runtime of the asyncio face."""
+
+    face = "asyncio"
+    now = staticmethod(time.monotonic)
+    now_ns = staticmethod(time.monotonic_ns)
+    wall = staticmethod(time.time)
+    random = staticmethod(random.random)
+    # A real mutex: a memory desk is shared with threads.
+    mutex = staticmethod(threading.Lock)
+    current = staticmethod(asyncio.current_task)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Aio) and other.loop is self.loop
+
+    def __hash__(self) -> int:
+        return hash(self.loop)
+
+    @staticmethod
+    def boot() -> float:
+        """Seconds since boot, sleep included."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def event(self) -> AioEvent:
+        """An event for a task of this loop."""
+        return AioEvent(self.loop)
+
+    def may_wait(self) -> None:
+        """Waiting is what tasks do."""
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        """Suspend the task."""
+        await asyncio.sleep(seconds)
+
+    async def readable(self, fd: int, seconds: float) -> bool:
+        """Let the loop watch the descriptor."""
+        event = self.event()
+        self.loop.add_reader(fd, event.set)
+        try:
+            return await event.wait(seconds)
+        finally:
+            self.loop.remove_reader(fd)
+
+    def spawn(self, coro: Coroutine[Any, Any, None], name: str) -> AioTask:
+        """A task that belongs to the session, not to the caller."""
+        return AioTask(self.loop, coro, name)
+
+    async def shield(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Finish `coro`; a bare `asyncio.shield` would let go of it at the first cancel."""
+        task = self.loop.create_task(coro)
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            if not task.cancelled():
+                task.exception()
+            raise cancelled
+        return task.result()
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Let the loop call back."""
+        return self.loop.call_later(seconds, callback)
