@@ -14,10 +14,10 @@ from takehold.backends.memory import MemoryBackend
 from takehold.core.deadline import Deadline
 from takehold.core.desk import Desk
 from takehold.core.seat import HELD, Caller, Seat
-from takehold.core.want import EXCLUSIVE, SHARED, shared, wants_for
+from takehold.core.want import EXCLUSIVE, shared, wants_for
 from takehold.errors import BackendUnavailable, LockTimeout, WouldDeadlock
 from takehold.testing.server import FakeBackend, FakeServer
-from takehold.testing.simulation import Cancelled, Simulation, SimTask
+from takehold.testing.simulation import Cancelled, SimTask, Simulation
 
 MakeDesk = Callable[..., Desk]
 

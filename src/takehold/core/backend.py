@@ -79,6 +79,7 @@ class Grant:
     users = 0
     joined = 0
     handed = 0
+    given = False
     shareable = True
     """Whether later readers of this process may join it."""
 

@@ -11,7 +11,7 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from takehold.core.backend import Ask, Backend, Grant, Session
@@ -51,6 +51,7 @@ class Desk:
         self._register = Register(rt, backend.solo)
         self.held = self._register.held
         self._combiner: Combiner | None = None
+        self._unfinished: list[Aftermath] = []
         _desks.add(self)
 
     # -- sessions ------------------------------------------------------------------------------------
@@ -106,15 +107,19 @@ class Desk:
             session = self.ready_now()
         grab = self._register.grab
         taken = 0
-        try:
-            with self._mutex:
+        after: Aftermath | None = None
+        with self._mutex:
+            try:
                 for seat in seats:
                     if not grab(seat, session):
                         break
                     taken += 1
-        except BaseException:
-            self.undo(seats)
-            raise
+            except BaseException:
+                self._undo(seats, after := Aftermath())
+                raise
+            finally:
+                if after is not None:
+                    self._finish_later(after)
         return taken
 
     async def acquire(self, seats: list[Seat], taken: int, deadline: Deadline, rt: Runtime) -> None:
@@ -273,7 +278,7 @@ class Desk:
             if grant is not None:
                 after = Aftermath()
                 with self._mutex:
-                    self._register.settle(seat, grant, after)
+                    self._decide(self._register.settle, seat, grant, after)
                 self._finish(after)
         except BaseException:
             if seat.state != HELD:
@@ -281,6 +286,14 @@ class Desk:
             raise
         if grant is None:
             await rt.shield(turn.leave())
+
+    def _decide(self, decision: Callable[..., None], *facts: Any) -> None:
+        """Under the mutex: a decision that was interrupted is made again, to its end, before anybody can look."""
+        try:
+            decision(*facts)
+        except BaseException:
+            decision(*facts)
+            raise
 
     def _slice(self, seat: Seat, seconds: float) -> float:
         """How long to wait before looking for a deadlock across processes: only who holds can be in one."""
@@ -308,8 +321,12 @@ class Desk:
         if len(seats) == 1:
             seat = seats[0]
             with self._mutex:
-                if seat.state != HELD or self._register.release_alone(seat):
-                    return None
+                try:
+                    if seat.state != HELD or self._register.release_alone(seat):
+                        return None
+                except BaseException:
+                    self._register.release_alone(seat)
+                    raise
         return self.undo(seats)
 
     def _tell_released(self, seats: list[Seat]) -> None:
@@ -322,24 +339,54 @@ class Desk:
         """Let go of held seats and take the others out of the line, in reverse: leaves nothing behind."""
         after = Aftermath()
         with self._mutex:
-            for seat in reversed(list(seats)):
-                if seat.state == HELD:
-                    self._register.release(seat, after)
-                else:
-                    self._register.drop_out(seat, after)
+            self._undo(seats, after)
         return self._finish(after)
+
+    def _undo(self, seats: Iterable[Seat], after: Aftermath) -> None:
+        backwards = list(seats)[::-1]
+        try:
+            self._let_out(backwards, after)
+        except BaseException:
+            # Interrupted half-way: to the end, before anybody else can look.
+            self._let_out(backwards, after)
+            self._finish_later(after)
+            raise
+
+    def _let_out(self, seats: list[Seat], after: Aftermath) -> None:
+        for seat in seats:
+            if seat.state == HELD:
+                self._register.release(seat, after)
+            else:
+                self._register.drop_out(seat, after)
+
+    def _finish_later(self, after: Aftermath) -> None:
+        """Have the aftermath of an interrupted decision done by whoever comes next, or by a timer."""
+        self._unfinished.append(after)
+        self.rt.later(0, self._catch_up)
+
+    def _catch_up(self) -> None:
+        while self._unfinished:
+            self._finish(self._unfinished.pop())
 
     def _finish(self, after: Aftermath) -> list[Grant] | None:
         """Do what a decision left to be done."""
-        for seat in after.wake:
-            # Its loop may be closed: then it can never run, and the key goes to the next one.
-            if seat.event is not None and not seat.event.set():
-                self.undo([seat])
+        try:
+            self._call_up(after)
+        except BaseException:
+            # A wake-up that is lost hangs somebody else: once more, all of them.
+            self._call_up(after)
+            raise
         for seat in after.handed:
             seat.caller.tell("handed over", seat, 0.0)
         if after.pending and self._combiner is not None:
             self._combiner.give(after.pending)
         return after.pending or None
+
+    def _call_up(self, after: Aftermath) -> None:
+        for seat in after.wake:
+            # Its loop may be closed: then it can never run, and the key goes to the next one.
+            if seat.event is not None and not seat.event.set():
+                self.undo([seat])
 
     async def given_back(self, grants: list[Grant]) -> None:
         """Wait until the backend has these back."""
@@ -350,10 +397,12 @@ class Desk:
         """Release what finalizers found: holds dropped without a release."""
         while self.abandoned:
             try:
-                seat = self.abandoned.popleft()
-            except IndexError:  # another thread was quicker
+                seat = self.abandoned[0]
+                self.undo([seat])
+                # Only now: an interrupt in between must not lose it, and twice is a no-op.
+                self.abandoned.remove(seat)
+            except (IndexError, ValueError):  # another thread was quicker
                 return
-            self.undo([seat])
 
     def lose(self, seat: Seat, reason: str) -> None:
         """End one hold without its owner's doing, and say so."""
@@ -365,7 +414,7 @@ class Desk:
                 return
             seat.lost = reason
             together = seat.together()
-            self._register.release(seat, after)
+            self._decide(self._register.release, seat, after)
             watchers = [call for other in together for call in other.watch or ()]
             for other in together:
                 other.watch = None

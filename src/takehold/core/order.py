@@ -20,12 +20,14 @@ class OrderBook:
         self._inner: dict[str, dict[str, str]] = {}
         self._edges = 0
 
-    def check(self, held: list[Seat], asked: list[Seat]) -> str | None:
-        """Note that `asked` is taken inside `held`; a sentence when that inverts an order seen before."""
-        for outer in held:
-            for inner in asked:
-                if not (outer.want.implied or inner.want.implied) and (sentence := self._note(outer, inner)):
-                    return sentence
+    def check(self, outer: Seat, asked: list[Seat]) -> str | None:
+        """Note that `asked` is taken inside `outer`; a sentence when that inverts an order seen before.
+
+        Only the innermost hold counts: what it is nested in follows from the pairs seen before.
+        """
+        for inner in asked:
+            if not (outer.want.implied or inner.want.implied) and (sentence := self._note(outer, inner)):
+                return sentence
         return None
 
     def _note(self, outer: Seat, inner: Seat) -> str | None:

@@ -2,6 +2,10 @@
 
 All of it is synchronous and is called under the desk's mutex: no await, no callback, no user code. What must
 happen outside - waking, telling, giving back over a wire - is collected in an `Aftermath`.
+
+A signal handler may raise after any call, Ctrl-C for one. So every step can be done twice: updates that
+belong together have no call between them, a seat leaves the line only after it sits, and whoever was
+interrupted runs the whole decision again before the mutex is let go.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ class Register:
 
     def __init__(self, rt: Runtime, solo: bool) -> None:
         self.entries: dict[Hashable, Entry | Seat] = {}
-        self.held: dict[object, list[Seat]] = {}
+        self.held: dict[object, dict[Seat, None]] = {}
         """What each task or thread holds, oldest first."""
         self.waits: dict[object, Seat] = {}
         self.session: Session | None = None
@@ -78,20 +82,20 @@ class Register:
     def _grab_alone(self, seat: Seat, session: Session) -> bool:
         """The plain case: an exclusive key that nobody here has. The seat itself stands for the entry."""
         id = seat.want.id
-        # Noted before the call: a Ctrl-C between the system call and the next line must leave a trace.
+        # Noted before the call: an interrupt between the system call and the next line must leave a trace.
         seat.session = session
         self.entries[id] = seat
         if not session.take_alone(seat):
             del self.entries[id]
             return False
-        seat.state = HELD
         mine = self.held.get(seat.me)
         if mine is None:
-            self.held[seat.me] = [seat]
+            self.held[seat.me] = {seat: None}
         else:
-            mine.append(seat)
+            mine[seat] = None
         if session.board is not None:
             session.board.hold(seat)
+        seat.state = HELD
         return True
 
     def _entry(self, id: Hashable) -> Entry | None:
@@ -102,8 +106,8 @@ class Register:
         assert seat.session is not None
         assert seat.fence is not None
         grant = Grant(seat.session, seat.want, seat.fence, seat.at)
-        grant.users = 1
         entry = Entry()
+        grant.users = 1
         entry.writer = seat
         seat.grant = entry.grant = grant
         seat.entry = self.entries[id] = entry
@@ -111,27 +115,29 @@ class Register:
 
     def _sit(self, entry: Entry, seat: Seat, grant: Grant, fence: int | None, at: int) -> None:
         """Let the seat in on this grant."""
-        seat.grant = entry.grant = grant
         seat.session = grant.session
+        seat.grant = entry.grant = grant
         seat.entry = entry
         seat.fence = fence
         seat.at = at
-        seat.state = HELD
-        grant.users += 1
-        if seat.want.mode is SHARED:
+        if seat.want.mode is EXCLUSIVE:
+            if entry.writer is not seat:
+                entry.writer = seat
+                grant.users += 1
+        else:
             if entry.readers is None:
                 entry.readers = {}
-            entry.readers[seat] = None
-        else:
-            entry.writer = seat
+            if seat not in entry.readers:
+                entry.readers[seat] = None
+                grant.users += 1
         mine = self.held.get(seat.me)
         if mine is None:
-            self.held[seat.me] = [seat]
-        else:
-            mine.append(seat)
+            mine = self.held[seat.me] = {}
+        mine[seat] = None
         board = grant.session.board
         if board is not None:
             board.hold(seat)
+        seat.state = HELD
 
     def _may_join(self, entry: Entry, seat: Seat) -> bool:
         grant = entry.grant
@@ -198,38 +204,38 @@ class Register:
         """The agent came back with a grant: it sits down, and those behind it may join."""
         entry = seat.entry
         assert entry is not None
-        self._out_of_line(seat)
-        entry.agent = None
         grant.shareable = seat.caller.coalesce
         self._sit(entry, seat, grant, grant.fence, grant.at)
+        self._out_of_line(entry, seat)
+        if entry.agent is seat:
+            entry.agent = None
         self.advance(entry, after)
 
     def advance(self, entry: Entry, after: Aftermath) -> None:
         """Let whoever is first in line go on: in, or to the backend on behalf of everybody."""
         while entry.queue and entry.agent is None:
             seat = entry.queue[0]
-            if entry.writer is not None or (entry.readers and seat.want.mode is EXCLUSIVE):
-                return
-            if entry.readers and self._may_join(entry, seat):
-                self._out_of_line(seat)
-                self._join(entry, seat)
-            elif self._solo and self.session is not None:
-                grant = self.session.take(seat.want, beside=False)
-                assert grant is not None
-                self._out_of_line(seat)
-                self._sit(entry, seat, grant, grant.fence, grant.at)
-            else:
-                entry.agent = seat
-            after.wake.append(seat)
+            if seat.state != HELD:
+                if entry.writer is not None or (entry.readers and seat.want.mode is EXCLUSIVE):
+                    return
+                if entry.readers and self._may_join(entry, seat):
+                    self._join(entry, seat)
+                elif self._solo and self.session is not None:
+                    grant = self.session.take(seat.want, beside=False)
+                    assert grant is not None
+                    self._sit(entry, seat, grant, grant.fence, grant.at)
+                else:
+                    entry.agent = seat
+            if seat not in after.wake:
+                after.wake.append(seat)
+            if seat.state == HELD:
+                self._out_of_line(entry, seat)
 
-    def _out_of_line(self, seat: Seat) -> None:
-        queue = seat.entry.queue if seat.entry is not None else None
-        if queue and seat in queue:
-            queue.remove(seat)
+    def _out_of_line(self, entry: Entry, seat: Seat) -> None:
+        if entry.queue and seat in entry.queue:
+            entry.queue.remove(seat)
         if self.waits.get(seat.me) is seat:
             del self.waits[seat.me]
-        if seat.slot >= 0 and self.session is not None and self.session.board is not None:
-            self.session.board.erase(seat)
 
     # -- out -----------------------------------------------------------------------------------------
 
@@ -240,63 +246,66 @@ class Register:
             return False
         session = seat.session
         assert session is not None
-        mine = self.held[seat.me]
-        if len(mine) > 1:
-            mine.remove(seat)
-        else:
-            del self.held[seat.me]
-        seat.state = GONE
-        if session.board is not None:
-            session.board.erase(seat)
-        del self.entries[id]
         if session.lost is None:
             session.give_alone(seat)
+        if session.board is not None:
+            session.board.erase(seat)
+        mine = self.held.get(seat.me)
+        if mine is not None and seat in mine:
+            if len(mine) > 1:
+                del mine[seat]
+            else:
+                del self.held[seat.me]
+        del self.entries[id]
+        seat.state = GONE
         return True
 
     def release(self, seat: Seat, after: Aftermath) -> None:
         """Let the seat out; its grant goes to the next in line, or back."""
-        self._entry(seat.want.id)
-        entry, grant = seat.entry, seat.grant
-        assert entry is not None
+        entry, grant = self._entry(seat.want.id), seat.grant
         assert grant is not None
-        session = grant.session
         self._disown(seat)
-        if seat.slot >= 0 and session.board is not None:
-            session.board.erase(seat)
-        seat.state = GONE
+        if seat.entry is not None and seat.entry is entry:
+            if entry.writer is seat:
+                entry.writer = None
+                grant.users -= 1
+            elif entry.readers and seat in entry.readers:
+                del entry.readers[seat]
+                grant.users -= 1
+            if entry.agent is seat:
+                entry.agent = None
+            if grant.users == 0 and not grant.given and not self._hand_over(entry, grant, after):
+                self._give_back(entry, grant, after)
+            self.advance(entry, after)
+            self._forget(entry, seat)
         seat.entry = seat.group = None
-        if entry.agent is seat:
-            entry.agent = None
-        if entry.writer is seat:
-            entry.writer = None
-        elif entry.readers:
-            entry.readers.pop(seat, None)
-        grant.users -= 1
-        if grant.users <= 0 and not self._hand_over(entry, grant, after):
-            self._give_back(entry, grant, after)
-        self.advance(entry, after)
-        self._forget(entry, seat)
+        seat.state = GONE
 
     def _disown(self, seat: Seat) -> None:
         mine = self.held.get(seat.me)
-        if mine is not None:
-            if len(mine) > 1:
-                mine.remove(seat)
-            elif mine[0] is seat:
+        if mine is not None and seat in mine:
+            del mine[seat]
+            if not mine:
                 del self.held[seat.me]
+        if seat.session is not None and seat.session.board is not None:
+            seat.session.board.erase(seat)
 
     def _give_back(self, entry: Entry, grant: Grant, after: Aftermath) -> None:
+        if grant.session.lost is not None:
+            pass
+        elif grant.session.instant:
+            grant.session.give(grant)
+        elif grant not in after.pending:
+            after.pending.append(grant)
+        grant.given = True
         if entry.grant is grant:
             entry.grant = None
-        if grant.session.lost is not None:
-            return
-        if grant.session.instant:
-            grant.session.give(grant)
-        else:
-            after.pending.append(grant)
 
     def _hand_over(self, entry: Entry, grant: Grant, after: Aftermath) -> bool:
-        """Give a grant to the next in line without a round trip; bounded, so that other processes get a turn."""
+        """Give a grant to the next in line without a round trip; bounded, so that other processes get a turn.
+
+        The heir sits down, still in line; `advance` calls it out.
+        """
         if not entry.queue or entry.agent is not None or grant.session.lost is not None:
             return False
         heir = entry.queue[0]
@@ -305,10 +314,8 @@ class Register:
         fence, at = grant.session.refence(grant)
         if not self._solo and (grant.handed >= MAX_HAND_OVERS or at - grant.at > HAND_OVER_NS):
             return False
-        grant.handed += 1
-        self._out_of_line(heir)
         self._sit(entry, heir, grant, fence, at)
-        after.wake.append(heir)
+        grant.handed += 1
         after.handed.append(heir)
         return True
 
@@ -316,25 +323,29 @@ class Register:
         """Take out a seat that was never granted, wherever it was interrupted."""
         if seat.state in (HELD, GONE):
             return
-        in_line = seat.state == QUEUED
-        seat.state = GONE
-        entry = seat.entry
-        seat.group = None
-        if entry is None:
-            if self.entries.get(seat.want.id) is seat and seat.session is not None:
-                # Interrupted inside `take_alone`: whether the system call was made is unknown, so undo it.
-                del self.entries[seat.want.id]
-                seat.session.forget(seat.want)
+        if seat.grant is not None:
+            # It was sitting down: half a seat is let out like a whole one.
+            self.release(seat, after)
             return
-        if in_line:
-            self._out_of_line(seat)
-        elif self.session is not None and self.session.instant:
-            self.session.forget(seat.want)
-        seat.entry = None
-        if entry.agent is seat:
-            entry.agent = None
-        self.advance(entry, after)
-        self._forget(entry, seat)
+        entry, session = seat.entry, seat.session or self.session
+        if entry is None:
+            if self.entries.get(seat.want.id) is seat and session is not None:
+                # Interrupted inside `take_alone`: whether the system call was made is unknown, so undo it.
+                session.forget(seat.want)
+                self._disown(seat)
+                del self.entries[seat.want.id]
+        else:
+            if seat.state == NEW and session is not None and session.instant and not entry.occupied:
+                session.forget(seat.want)
+            seat.session = session
+            self._disown(seat)
+            self._out_of_line(entry, seat)
+            if entry.agent is seat:
+                entry.agent = None
+            self.advance(entry, after)
+            self._forget(entry, seat)
+        seat.entry = seat.group = None
+        seat.state = GONE
 
     def step_back(self, seat: Seat, after: Aftermath) -> None:
         """Undo a claim that was not answered with a grant; the seat can be asked for again."""
@@ -349,6 +360,9 @@ class Register:
     def transfer(self, seat: Seat, me: object) -> None:
         """Another task or thread is the owner from now on."""
         if seat.state == HELD:
-            self._disown(seat)
-            self.held.setdefault(me, []).append(seat)
+            mine = self.held[seat.me]
+            del mine[seat]
+            if not mine:
+                del self.held[seat.me]
+            self.held.setdefault(me, {})[seat] = None
         seat.me = me

@@ -49,6 +49,7 @@ class BaseLocks:
         self._timeout = timeout
         self._desk: Desk | None = None
         self._known: dict[str, tuple[Want]] = {}
+        self._known_many: dict[tuple[Any, ...], tuple[Want, ...]] = {}
         self._prefix = encode(TEXT, self._caller.namespace)
 
     def __repr__(self) -> str:
@@ -86,7 +87,16 @@ class BaseLocks:
         return Statistics(len(mine) - len(waiting), len(waiting), tally.since, tally.templates(waiting))
 
     def _wants(self, keys: tuple[AnyKey | Shared, ...], mode: object, subtree: bool) -> tuple[Want, ...]:
-        """Validated, merged, sorted."""
+        """Validated, merged, sorted; remembered."""
+        if subtree is False and mode == "exclusive" and len(keys) == 1 and type(keys[0]) is str:
+            return self._known.get(keys[0]) or self._want_for(keys[0])
+        try:
+            known = self._known_many.get((keys, mode, subtree))
+        except TypeError:  # something that cannot be hashed is no key either: the check below says so
+            known = None
+        return known or self._wants_anew(keys, mode, subtree)
+
+    def _wants_anew(self, keys: tuple[AnyKey | Shared, ...], mode: object, subtree: bool) -> tuple[Want, ...]:
         how = mode_of(mode)
         if how is not EXCLUSIVE and not self._backend.capabilities.shared:
             raise UsageError(f"this backend has no shared mode: {self._backend.capabilities}")
@@ -104,11 +114,11 @@ class BaseLocks:
     def _timeout_of(self, timeout: Timeout | Default) -> Timeout:
         return self._timeout if isinstance(timeout, Default) else timeout
 
-    def _check_order(self, desk: Desk, held: list[Seat], seats: list[Seat], depth: int) -> None:
+    def _check_order(self, desk: Desk, held: dict[Seat, None], seats: list[Seat], depth: int) -> None:
         policy = self._caller.check_order
         if policy == "off":
             return
-        sentence = desk.order.check(held, seats)
+        sentence = desk.order.check(next(reversed(held)), seats)
         if sentence is None:
             return
         if policy == "raise":
@@ -136,11 +146,12 @@ class BaseLocks:
 class BaseLock:
     """A request: keys, modes and a timeout. It holds nothing, and can be used again."""
 
+    _locks: Any = None
     _used = False
     _open: list[Any] | None = None
 
     def __init__(self, locks: BaseLocks, wants: tuple[Want, ...], timeout: Timeout | Default, site: Site) -> None:
-        self._locks: Any = locks
+        self._locks = locks
         self._wants = wants
         self._timeout = timeout
         self._site = site
@@ -163,7 +174,7 @@ class BaseLock:
         return hold
 
     def __del__(self) -> None:
-        if not self._used and not self._locks.closed:
+        if not self._used and self._locks is not None and not self._locks.closed:
             warnings.warn(
                 f"{self!r} was made at {site_text(self._site)} and dropped without being acquired; "
                 "use it in a with statement or call acquire()",
@@ -191,6 +202,7 @@ class BaseHold:
     _done = False
     """Released, or not ours to release: the finalizer has nothing to do."""
     _slot: int | None = None
+    _seats: list[Seat] = []  # noqa: RUF012 - never changed; a Ctrl-C inside __init__ leaves this one
 
     def __init__(self, desk: Desk, seats: list[Seat]) -> None:
         self._desk = desk

@@ -284,9 +284,10 @@ class Hold(BaseHold):
 
     def release(self) -> None:
         """Give it back; once more is a no-op."""
-        self._done = True
         if pending := self._desk.release(self._seats):
             run(self._desk.given_back(pending))
+        # Last: until here an interrupted release is the finalizer's.
+        self._done = True
 
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the hold is lost; False when `timeout` seconds passed without that."""
@@ -304,8 +305,8 @@ class Hold(BaseHold):
 
     def _leave(self, kind: type[BaseException] | None) -> None:
         reason = self._reason()
-        self._done = True
         if pending := self._desk.release(self._seats):
             run(self._desk.given_back(pending))
+        self._done = True
         if reason is not None and kind is None:
             raise self._lost_error(reason)

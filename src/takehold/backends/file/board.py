@@ -105,9 +105,12 @@ class Board:
     def erase(self, seat: Seat) -> None:
         """Take a record off the board."""
         slot = seat.slot
+        if slot < 0:
+            return
+        # No call before the slot is ours no more: an interrupt may waste a slot, never give it to two.
+        self._map[HEADER_SIZE + slot * RECORD_SIZE + STATE_AT] = FREE
         seat.slot = -1
         self.seats.pop(slot, None)
-        self._map[HEADER_SIZE + slot * RECORD_SIZE + STATE_AT] = FREE
         self._free.append(slot)
 
     def at_gate(self, seat: Seat, there: bool) -> None:
@@ -116,9 +119,11 @@ class Board:
             self._map[HEADER_SIZE + seat.slot * RECORD_SIZE + GATE_AT] = there
 
     def _write(self, seat: Seat, state: int) -> None:
-        if not self._free and not self._grow():
-            return
-        slot = seat.slot = self._free.pop()
+        slot = seat.slot
+        if slot < 0:
+            if not self._free and not self._grow():
+                return
+            slot = seat.slot = self._free.pop()
         self._generation = generation = seat.generation = self._generation + 1
         start = HEADER_SIZE + slot * RECORD_SIZE
         about = (seat.want, seat.site, seat.caller)
