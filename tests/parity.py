@@ -21,6 +21,12 @@ AWAITED = {"Awaitable", "Coroutine", "CoroutineType"}
 MEMBERS_OF_EVERY_CLASS = {"__init__", "__call__", "__bool__", "__contains__", "__len__"}
 
 
+# What only one face can have, with the reason.
+ONE_FACE = {
+    "lock": (", on_lost: Literal[cancel, tell] = 'cancel'", "a thread cannot be cancelled from outside, a task can"),
+}
+
+
 def differences(blocking: type, twin: type) -> list[str]:
     """What a user who knows ``blocking`` would find different in ``twin``; empty when nothing."""
     ours, theirs = _surface(blocking), _surface(twin)
@@ -28,6 +34,8 @@ def differences(blocking: type, twin: type) -> list[str]:
     found += [f"{twin.__name__}.{name} has no twin" for name in sorted(theirs.keys() - ours.keys())]
     for name in sorted(ours.keys() & theirs.keys()):
         mine, other = _describe(ours[name]), _describe(theirs[name])
+        if name in ONE_FACE:
+            other = [text.replace(ONE_FACE[name][0], "") for text in other]
         if mine != other:
             found.append(f"{blocking.__name__}.{name} is {mine}, of the twin {other}")
     return found

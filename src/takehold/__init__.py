@@ -64,6 +64,7 @@ __all__ = [
     "UnknownOutcome",
     "UsageError",
     "WouldDeadlock",
+    "__version__",
     "advisory",
     "shared",
 ]
@@ -84,6 +85,6 @@ def __getattr__(name: str) -> Any:
 
 # Tracebacks and reprs show where users import from.
 for _name in __all__:
-    if not _name.startswith("Async"):
+    if not _name.startswith(("Async", "_")):
         globals()[_name].__module__ = __name__
 del _name

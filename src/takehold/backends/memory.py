@@ -59,7 +59,7 @@ class MemorySession:
     """Fences and nothing else."""
 
     instant = True
-    watched = True
+    usable = True
     board = None
 
     def __init__(self, rt: Runtime) -> None:

@@ -137,8 +137,8 @@ class Session(Protocol):
 
     lost: str | None
     """Why it died, or None while it lives."""
-    watched: bool
-    """Whether something looks after it; `attend` when not."""
+    usable: bool
+    """Alive, and something looks after it; `attend` when not."""
 
     @property
     def instant(self) -> bool:
@@ -210,6 +210,9 @@ class Losses(Protocol):
 
     def lose(self, seat: Seat, reason: str) -> None:
         """This one hold is lost; the rest stays."""
+
+    def sweep(self) -> None:
+        """Release holds that were dropped without a release."""
 
 
 class SessionLost(Exception):

@@ -131,42 +131,46 @@ class Combiner:
                     return
                 for slot in batch:
                     slot.sent = True
-            await self._send(releases, batch)
+            try:
+                await self._send(releases, batch)
+            except BaseException:
+                self._lead_on()
+                raise
             if mine is not None and mine.answered:
-                with self._mutex:
-                    heir = self._pass_lead()
-                if heir is not None:
-                    heir.event.set()
+                self._lead_on()
                 return
+
+    def _lead_on(self) -> None:
+        with self._mutex:
+            heir = self._pass_lead()
+        if heir is not None:
+            heir.event.set()
 
     async def _send(self, releases: list[Grant], batch: list[_Slot]) -> None:
         asking = [slot for slot in batch if slot.ask is not None]
-        answers: list[list[Outcome]] = []
-        error: Exception | None = None
-        if not asking and not releases:
-            for slot in batch:
-                slot.outcomes = []
-                slot.event.set()
-            return
-        self.statements += 1
         try:
-            answers = await self._session.apply(releases, [slot.ask for slot in asking if slot.ask is not None])
+            answers: list[list[Outcome]] = []
+            if asking or releases:
+                self.statements += 1
+                answers = await self._session.apply(releases, [slot.ask for slot in asking if slot.ask is not None])
         except SessionLost as lost:
-            error = BackendUnavailable(f"the lock session died while asking: {lost}")
-            error.__cause__ = lost
-        except Exception as failure:  # noqa: BLE001 - delivered to whoever asked
-            # A statement that failed in a way nobody foresaw: whether it did anything is unknown to us.
-            error = failure
+            self._deliver(batch, {}, BackendUnavailable(f"the lock session died while asking: {lost}"))
+        except BaseException as failure:
+            # What the statement did is unknown, so nothing that this session says can be believed any more.
+            self._session.close()
+            self._deliver(batch, {}, BackendUnavailable(f"a lock statement was interrupted: {failure!r}"))
+            raise
+        else:
+            self._deliver(batch, dict(zip(asking, answers, strict=True)), None)
+
+    def _deliver(self, batch: list[_Slot], answers: dict[_Slot, list[Outcome]], error: Exception | None) -> None:
         with self._mutex:
             for slot in batch:
                 slot.error = error
-            if error is None:
-                for slot in batch:
-                    slot.outcomes = []
-                for slot, outcomes in zip(asking, answers, strict=True):
-                    slot.outcomes = outcomes
+                if error is None:
+                    slot.outcomes = answers.get(slot, [])
                     if slot.given_up:
-                        self._releases += _grants(outcomes)
+                        self._releases += _grants(slot.outcomes)
         for slot in batch:
             slot.event.set()
 

@@ -6,9 +6,9 @@ import math
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from threading import Lock
 from typing import ClassVar, Final, TypeAlias
 
+from takehold.core.mutex import Mutex
 from takehold.errors import UsageError
 
 __all__ = ["DEFAULT", "AdaptiveTimeout", "Backoff", "Deadline", "Default", "Timeout", "seconds_of"]
@@ -42,7 +42,7 @@ class AdaptiveTimeout:
         self.minimum = float(minimum)
         self._seconds = float(start)
         self._recent: deque[float | None] = deque(maxlen=self.WINDOW)
-        self._mutex = Lock()
+        self._mutex = Mutex()
 
     @property
     def seconds(self) -> float:

@@ -60,7 +60,7 @@ class Desk:
         """The live session of an instant backend; opened when there is none, checked when nobody watches it."""
         while True:
             session = self._register.session
-            if session is not None and session.lost is None and not session.watched:
+            if session is not None and session.lost is None and not session.usable:
                 session.attend()
             if session is not None and session.lost is not None:
                 self.session_lost(session, session.lost)
@@ -102,10 +102,11 @@ class Desk:
             self.sweep()
         if not self._at_once:
             return 0
-        session = self._register.session
-        if session is None or session.lost is not None or not session.watched:
+        register = self._register
+        session = register.session
+        if session is None or not session.usable:
             session = self.ready_now()
-        grab = self._register.grab
+        grab = register.grab
         taken = 0
         after: Aftermath | None = None
         with self._mutex:
@@ -155,11 +156,9 @@ class Desk:
             if pending := self.undo(seats):
                 await rt.shield(self.given_back(pending))
             raise
-        if taken < len(seats):
-            if pending := self.undo(seats):
-                await rt.shield(self.given_back(pending))
-            return False
-        return True
+        if taken < len(seats) and (pending := self.undo(seats)):
+            await rt.shield(self.given_back(pending))
+        return taken == len(seats)
 
     async def _attempt(self, seats: list[Seat], rt: Runtime) -> int:
         """One question over the wire, without standing in line for more than its answer."""
@@ -171,7 +170,7 @@ class Desk:
         if seat.state == QUEUED and seat.entry is not None and seat.entry.agent is seat:
             return await self._ask(seats, rt)
         # Readers that came together get one answer: the one that is on its way to the first of them.
-        while seat.state == QUEUED and _asking(seat) and seat.want.mode is SHARED:
+        while seat.state == QUEUED and seat.want.mode is SHARED and seat.entry is not None and seat.entry.asking:
             await self._woken(seat, rt, None)
         return int(seat.state == HELD)
 
@@ -301,6 +300,8 @@ class Desk:
 
     def _patience(self, seat: Seat, deadline: Deadline) -> float:
         """Between two waits: raise when there is no point in another one."""
+        if self.abandoned:
+            self.sweep()
         if seat.caller.closed or self.closed:
             raise UsageError(f"{seat.want.text!r}: this Locks object was closed while waiting")
         session = self._register.session
@@ -404,6 +405,13 @@ class Desk:
             except (IndexError, ValueError):  # another thread was quicker
                 return
 
+    def nudge(self, seats: list[Seat]) -> None:
+        """Called by a finalizer, so it may lock nothing: let whoever waits for these keys sweep them up."""
+        for seat in seats:
+            entry = seat.entry
+            if entry is not None and entry.queue and (event := entry.queue[0].event) is not None:
+                event.set()
+
     def lose(self, seat: Seat, reason: str) -> None:
         """End one hold without its owner's doing, and say so."""
         if seat.before_loss is not None and seat.state == HELD:
@@ -416,8 +424,9 @@ class Desk:
             together = seat.together()
             self._decide(self._register.release, seat, after)
             watchers = [call for other in together for call in other.watch or ()]
+            watchers += [other.body._lost_in_body for other in together if other.body is not None]
             for other in together:
-                other.watch = None
+                other.watch = other.body = None
         self._finish(after)
         seat.caller.tell("lost", seat, (self.rt.now_ns() - seat.at) / 1e9)
         for call in watchers:
@@ -440,12 +449,6 @@ class Desk:
                 seat.event.set()
         held = [seat for seat in seats if seat.state == HELD]
         return self.release(held) if held else None
-
-    def close(self) -> None:
-        """End the session; whatever is still held is released with it."""
-        self.closed = True
-        if self._register.session is not None:
-            self._register.session.close()
 
     # -- looking -------------------------------------------------------------------------------------
 
@@ -482,14 +485,10 @@ class Desk:
                 seat.lost, seat.state = FORKED, GONE
         session = self._register.session
         if session is not None:
-            session.lost = FORKED
+            session.lost, session.usable = FORKED, False
             session.after_fork()
         self._register = Register(self.rt, self.backend.solo)
         self.held = self._register.held
-
-
-def _asking(seat: Seat) -> bool:
-    return seat.entry is not None and seat.entry.asking
 
 
 _desks: weakref.WeakSet[Desk] = weakref.WeakSet()

@@ -17,9 +17,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from threading import Lock
 from typing import Final
 
+from takehold.core.mutex import Mutex
 from takehold.core.record import TemplateCounts
 
 __all__ = ["LockEvent", "Tally"]
@@ -50,7 +50,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.since = datetime.now(UTC)
-        self._mutex = Lock()
+        self._mutex = Mutex()
         self._counts: dict[str, TemplateCounts] = {}
 
     def __call__(self, event: LockEvent) -> None:

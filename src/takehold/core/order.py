@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
-
+from takehold.core.mutex import Mutex
 from takehold.core.owner import site_text
 from takehold.core.seat import Seat
 
@@ -16,7 +15,7 @@ class OrderBook:
     """Every `outer -> inner` pair of templates seen so far, with the lines that did it first."""
 
     def __init__(self) -> None:
-        self._mutex = Lock()
+        self._mutex = Mutex()
         self._inner: dict[str, dict[str, str]] = {}
         self._edges = 0
 

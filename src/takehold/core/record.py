@@ -29,9 +29,9 @@ class HoldRecord:
     age: float
     """Seconds since the grant, or since the wait began."""
     fence: int | None
-    silent: bool = False
+    silent: bool = field(default=False, kw_only=True)
     """The owner did not answer; shown from what the server knows."""
-    blocked_by: tuple[str, ...] = ()
+    blocked_by: tuple[str, ...] = field(default=(), kw_only=True)
     """For a waiter: the ids of the holds in its way, as far as they are known."""
 
     def stuck(self, after: float = STUCK_AFTER) -> bool:

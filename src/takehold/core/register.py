@@ -56,10 +56,30 @@ class Register:
     def grab(self, seat: Seat, session: Session) -> bool:
         """Take the key from an instant session, or join its readers, if nobody is in the way."""
         want = seat.want
-        entry = self.entries.get(want.id)
+        id = want.id
+        entry = self.entries.get(id)
+        if entry is not None or want.mode is SHARED:
+            return self._grab_among(entry, seat, session)
+        # The plain case: an exclusive key that nobody here has. The seat itself stands for the entry.
+        # Noted before the call: an interrupt between the system call and the next line must leave a trace.
+        seat.session = session
+        self.entries[id] = seat
+        if not session.take_alone(seat):
+            del self.entries[id]
+            return False
+        mine = self.held.get(seat.me)
+        if mine is None:
+            self.held[seat.me] = {seat: None}
+        else:
+            mine[seat] = None
+        if session.board is not None:
+            session.board.hold(seat)
+        seat.state = HELD
+        return True
+
+    def _grab_among(self, entry: Entry | Seat | None, seat: Seat, session: Session) -> bool:
+        want = seat.want
         if entry is None:
-            if want.mode is EXCLUSIVE:
-                return self._grab_alone(seat, session)
             entry = self.entries[want.id] = Entry()
         elif isinstance(entry, Seat) or entry.writer is not None or entry.queue or entry.agent is not None:
             return False
@@ -77,25 +97,6 @@ class Register:
             return False
         grant.shareable = seat.caller.coalesce
         self._sit(entry, seat, grant, grant.fence, grant.at)
-        return True
-
-    def _grab_alone(self, seat: Seat, session: Session) -> bool:
-        """The plain case: an exclusive key that nobody here has. The seat itself stands for the entry."""
-        id = seat.want.id
-        # Noted before the call: an interrupt between the system call and the next line must leave a trace.
-        seat.session = session
-        self.entries[id] = seat
-        if not session.take_alone(seat):
-            del self.entries[id]
-            return False
-        mine = self.held.get(seat.me)
-        if mine is None:
-            self.held[seat.me] = {seat: None}
-        else:
-            mine[seat] = None
-        if session.board is not None:
-            session.board.hold(seat)
-        seat.state = HELD
         return True
 
     def _entry(self, id: Hashable) -> Entry | None:

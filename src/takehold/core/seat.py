@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from takehold.core.backend import Grant, Session
 from takehold.core.events import Listener, LockEvent, Tally, deliver
@@ -48,6 +48,13 @@ class Caller:
             deliver(self.listeners, event)
 
 
+class Body(Protocol):
+    """A block of code that runs under a hold."""
+
+    def _lost_in_body(self) -> None:
+        """The hold is lost: end the block. May be called from any thread."""
+
+
 class Seat:
     """One id of one request: new, in line, held or gone."""
 
@@ -66,6 +73,8 @@ class Seat:
     watch: list[Callable[[], object]] | None = None
     before_loss: Callable[[str], None] | None = None
     """Called with the reason, outside the mutex, before a loss lets the key go: `takehold run` stops its command."""
+    body: Body | None = None
+    """A running block that a loss must end."""
     group: list[Seat] | None = None
     """All seats of a request with several; None for one alone, and once it is gone (no cycle for the collector)."""
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from takehold.core.key import (
     BODY,
+    MAX_KEY_BYTES,
     RAW,
     TEXT,
     TREE,
@@ -64,7 +65,7 @@ def shared(key: AnyKey) -> Shared:
 class Want:
     """One id to be had in one mode, and how to speak of it. Never changed once made."""
 
-    __slots__ = ("domain", "id", "implied", "key", "mode", "namespace", "place", "text")
+    __slots__ = ("domain", "id", "key", "mode", "namespace", "place", "text")
 
     def __init__(  # noqa: PLR0913, PLR0917 - a plain record; a dataclass costs a microsecond per fresh key
         self, id: Hashable, mode: Mode, key: AnyKey, text: str, namespace: str, place: Any, domain: bytes
@@ -78,8 +79,11 @@ class Want:
         self.place = place
         """The backend's own form of the id."""
         self.domain = domain
-        self.implied = domain is TREE
+
+    @property
+    def implied(self) -> bool:
         """Taken on behalf of a key below; not shown to the user."""
+        return self.domain is TREE
 
     @property
     def order(self) -> tuple[int, bytes | int, bytes]:
@@ -100,7 +104,12 @@ Place: TypeAlias = Callable[[bytes, int | None], tuple[Hashable, Any]]
 
 def want_for_text(text: str, *, prefix: bytes, namespace: str, place: Place) -> Want:
     """The plain case, one exclusive string, without the detours: it is most of all locks."""
-    raw = checked(text, "a key")
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raw = b""
+    if not raw or len(raw) > MAX_KEY_BYTES or b"\0" in raw:
+        raw = checked(text, "a key")
     id, spot = place(prefix + len(raw).to_bytes(2, "big") + raw, None)
     return Want(id, EXCLUSIVE, text, text, namespace, spot, TEXT)
 

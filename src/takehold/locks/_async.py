@@ -241,9 +241,12 @@ class AsyncLock(BaseLock):
 
     async def __aenter__(self) -> AsyncHold:
         hold, taken = self._begin(2)
-        if taken < len(hold._seats):
+        if taken < len(self._wants):
             await self._wait(hold, taken, self._timeout)
-        self._entered(hold)
+        if self._open is None:
+            self._open = [hold]
+        else:
+            self._open.append(hold)
         if self._on_lost == "cancel":
             hold._cancel_on_loss()
         return hold
@@ -255,7 +258,6 @@ class AsyncLock(BaseLock):
         hold = opened.pop() if len(opened) == 1 else self._leaving(_current())
         if (reason := hold._let_go()) is not None or hold._cancelled:
             await hold._explain(reason, kind, error)
-        hold._task = None
 
 
 class AsyncSlots(AsyncLock):
@@ -309,6 +311,7 @@ class AsyncHold(BaseHold):
 
     _task: asyncio.Task[Any] | None = None
     """Whom a loss cancels: the task inside the block."""
+    _left: asyncio.Task[Any] | None = None
     _cancelled = False
     _cancelling = 0
 
@@ -339,20 +342,19 @@ class AsyncHold(BaseHold):
     ) -> None:
         if (reason := self._let_go()) is not None or self._cancelled:
             await self._explain(reason, kind, error)
-        self._task = None
 
     def _cancel_on_loss(self) -> None:
         """From here to the end of the block, a loss cancels this task, as `asyncio.timeout` would."""
         seat = self._seats[-1]
         task: Any = seat.me
-        self._task = task
         self._cancelling = task.cancelling()
-        if seat.watch is None and seat.state == HELD:
-            seat.watch = [self._lost_in_body]
-        else:
-            self.on_lost(self._lost_in_body)
+        self._task = task
+        seat.body = self
+        if seat.state != HELD and seat.lost is not None:
+            self._lost_in_body()
 
     def _lost_in_body(self) -> None:
+        """Called by the desk, from any thread, when the hold is lost while its block runs."""
         if (task := self._task) is not None:
             task.get_loop().call_soon_threadsafe(self._cancel_task)
 
@@ -365,15 +367,16 @@ class AsyncHold(BaseHold):
     def _let_go(self) -> str | None:
         """Release, and say why the hold was lost, if it was. Synchronous: no cancel can come in between."""
         reason = self._reason()
-        self._done = True
+        self._left, self._task = self._task, None
         seats = self._seats
-        seats[-1].watch = None  # it refers to us: no cycle for the collector
+        seats[-1].body = None  # it refers to us: no cycle for the collector
         self._desk.release(seats)
+        self._done = True
         return reason
 
     async def _explain(self, reason: str | None, kind: type[BaseException] | None, error: BaseException | None) -> None:
         """Leave the block of a hold that was lost: turn our own cancel into `HoldLost`, let others through."""
-        task, self._task = self._task, None
+        task = self._left
         if self._cancelled and task is not None:
             if kind is None:
                 await _swallow_own_cancel()

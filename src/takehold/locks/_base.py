@@ -214,6 +214,7 @@ class BaseHold:
             return
         if any(seat.state == HELD for seat in self._seats):
             self._desk.abandoned.extend(self._seats)
+            self._desk.nudge(self._seats)
             warnings.warn(
                 f"{self!r} was dropped while held and is released late; use a with statement or release()",
                 ResourceWarning,
@@ -319,10 +320,10 @@ class BaseHold:
     def _reason(self) -> str | None:
         """Why it is lost, from what is known without I/O; None while it is not."""
         for seat in self._seats:
-            if seat.lost is not None:
-                return seat.lost
-            session = seat.session
-            if session is not None and seat.state == HELD and (reason := session.doubt(seat)) is not None:
+            if seat.state != HELD:
+                if seat.lost is not None:
+                    return seat.lost
+            elif (session := seat.session) is not None and (reason := session.doubt(seat)) is not None:
                 self._desk.lose(seat, reason)
                 return reason
         return None

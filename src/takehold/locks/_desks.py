@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Hashable
 
 from takehold.core.backend import Backend
 from takehold.core.desk import Desk
+from takehold.core.mutex import Mutex
 from takehold.runtime import Runtime, Threads
 
 __all__ = ["desk_for"]
 
-_mutex = threading.Lock()
+_mutex = Mutex()
 _threads = Threads()
 _open: weakref.WeakValueDictionary[tuple[Hashable, int], Desk] = weakref.WeakValueDictionary()
 

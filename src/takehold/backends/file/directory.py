@@ -31,7 +31,7 @@ STRIPES: Final = 64
 FLAGS: Final = 16_384
 FENCE: Final = struct.Struct("<qq16s")
 SECOND: Final = 1_000_000_000
-_FLOCK: Final = struct.Struct("hhqqi4x")
+FLOCK: Final = struct.Struct("hhqqi4x")
 _NETWORK: Final = {
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.sshfs", "glusterfs", "gpfs",
     "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs",
@@ -40,7 +40,7 @@ _NETWORK: Final = {
 
 def lock_record(kind: int, offset: int) -> bytes:
     """The `struct flock` for one byte."""
-    return _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)
+    return FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)
 
 
 @contextmanager

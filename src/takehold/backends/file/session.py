@@ -15,7 +15,7 @@ from typing import Final
 
 from takehold.backends.file.board import EVICTIONS_INDEX, Board
 from takehold.backends.file.cycle import deadlock_sentence
-from takehold.backends.file.directory import FLAGS, STRIPES, Directory, lock_record
+from takehold.backends.file.directory import FLAGS, FLOCK, STRIPES, Directory, lock_record
 from takehold.backends.file.gate import FileTurn, ring
 from takehold.backends.file.seen import blocking
 from takehold.core.backend import Grant, Losses
@@ -45,8 +45,8 @@ class Spot:
         self.offset = offset
         self.stripe = offset % STRIPES
         self.flag = offset % FLAGS
-        self.write = lock_record(fcntl.F_WRLCK, offset)
-        self.unlock = lock_record(fcntl.F_UNLCK, offset)
+        self.write = FLOCK.pack(fcntl.F_WRLCK, 0, offset, 1, 0)
+        self.unlock = FLOCK.pack(fcntl.F_UNLCK, 0, offset, 1, 0)
         self.read: bytes | None = None
 
 
@@ -57,7 +57,7 @@ class FileSession:
 
     def __init__(self, directory: Directory, rt: Runtime, losses: Losses) -> None:
         self.lost: str | None = None
-        self.watched = False
+        self.usable = False
         self.rt = rt
         self.directory = directory
         self.flags = directory.flags
@@ -216,21 +216,22 @@ class FileSession:
 
     def attend(self) -> None:
         """Check the directory now, and every 100 ms while there is something to watch."""
-        if not self.watched and self.lost is None:
-            self.watched = True
+        if not self.usable and self.lost is None:
             self._idle = 0
             if reason := self.directory.trouble(self._stripes):
                 self.lost = reason
             else:
+                self.usable = True
                 self.rt.later(PATROL, self._patrol)
 
     def _patrol(self) -> None:
         if self.lost is not None:
             return
         if reason := self.directory.trouble(self._stripes):
-            self.lost = reason
+            self.lost, self.usable = reason, False
             self._losses.session_lost(self, reason)
             return
+        self._losses.sweep()
         if self.board.rung():
             for seat in list(self.board.seats.values()):
                 if self.board.evicted(seat):
@@ -242,7 +243,7 @@ class FileSession:
         self._activity = self.board.activity
         self._idle = 0 if busy else self._idle + 1
         if self._idle >= IDLE_PATROLS:
-            self.watched = False
+            self.usable = False
         else:
             self.rt.later(PATROL, self._patrol)
 
@@ -264,6 +265,7 @@ class FileSession:
 
     def close(self) -> None:
         """Let go of everything at once."""
+        self.usable = False
         if self.lost is None:
             self.lost = "closed"
         self.board.close()
