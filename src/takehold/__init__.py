@@ -1,6 +1,6 @@
 """Writes that stay right when somebody else writes too: take the key, carry the fence, commit, let go."""
 
-from typing import TYPE_CHECKING, Any
+import typing
 
 from takehold.core.deadline import AdaptiveTimeout
 from takehold.core.events import LockEvent
@@ -28,7 +28,7 @@ from takehold.errors import (
 )
 from takehold.locks._sync import Hold, Lock, Locks
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from takehold.locks._async import AsyncHold, AsyncLock, AsyncLocks
 
 __version__ = "0.1.0.dev0"
@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     """The asyncio face is loaded when it is first asked for: `takehold run` starts without asyncio."""
     if name in ("AsyncHold", "AsyncLock", "AsyncLocks"):
         from takehold.locks import _async

@@ -18,7 +18,7 @@ from tests.lanes import scaled
 SEEDS = max(500, scaled(20_000))
 
 
-@pytest.mark.covers("L-1", "L-5", "L-9", "L-10", "L-19")
+@pytest.mark.covers("L-1", "L-5", "L-9", "L-10", "L-19", "L-21")
 @pytest.mark.parametrize("kind", ["memory", "host", "server"])
 def test_no_seed_lets_two_in_or_leaves_anything_behind(kind: str) -> None:
     """Exclusion, growing fences, no lost wake-up and nothing left, whatever the order, the cancels and the deaths."""

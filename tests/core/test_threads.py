@@ -150,9 +150,7 @@ class Interrupted(Exception):
 
 @pytest.mark.filterwarnings("ignore")  # a hold that was interrupted on its way to its owner is released late
 @pytest.mark.covers("L-9", "L-18")
-def test_interrupts_at_any_instruction_leave_nothing(
-    locks: takehold.Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupts_at_any_instruction_leave_nothing(locks: takehold.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A timer raises in the main thread every few dozen microseconds; every key can be had afterwards."""
     if isinstance(locks._backend, FakeBackend):
         pytest.skip("the fake server keeps its tables in this process, where the interrupt hits them too")

@@ -152,7 +152,7 @@ class Session(Protocol):
         """Make sure now that it is alive, set `lost` if not, and look after it from here on."""
 
     def take_alone(self, seat: Seat) -> bool:
-        """Instant only: take an exclusive key that nobody here has; sets `seat.fence` and `seat.at`."""
+        """Instant only: take a key that nobody here has; sets `seat.fence` and `seat.at`."""
 
     def give_alone(self, seat: Seat) -> None:
         """Instant only: give back what `take_alone` took."""

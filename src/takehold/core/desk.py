@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from takehold.core.backend import Ask, Backend, Grant, Session
+from takehold.core.asking import ask
+from takehold.core.backend import Backend, Grant, Session
 from takehold.core.combine import Combiner
 from takehold.core.deadline import Deadline
 from takehold.core.order import OrderBook
@@ -168,7 +169,7 @@ class Desk:
         except WouldDeadlock:
             return 0
         if seat.state == QUEUED and seat.entry is not None and seat.entry.agent is seat:
-            return await self._ask(seats, rt)
+            return await ask(self, seats, rt)
         # Readers that came together get one answer: the one that is on its way to the first of them.
         while seat.state == QUEUED and seat.want.mode is SHARED and seat.entry is not None and seat.entry.asking:
             await self._woken(seat, rt, None)
@@ -181,7 +182,7 @@ class Desk:
         if seat.state == HELD:
             return 1
         asks = not self._at_once and seat.entry is not None and seat.entry.agent is seat
-        if asks and (granted := await self._ask(seats, rt)):
+        if asks and (granted := await ask(self, seats, rt)):
             return granted
         rt.may_wait()
         try:
@@ -204,7 +205,7 @@ class Desk:
                     return
                 entry = register.queue_up(seat, rt)
                 if register.held.get(seat.me):
-                    sentence = cycle_sentence(seat, register.waits)
+                    sentence = cycle_sentence(seat, register.held, register.waits)
                 if sentence is None:
                     register.advance(entry, after)
                 else:
@@ -232,35 +233,6 @@ class Desk:
                 # Events are for one call. Under the mutex: whoever calls us up next sees the new one.
                 seat.event = rt.event()
         return called
-
-    async def _ask(self, seats: list[Seat], rt: Runtime) -> int:
-        """One statement for the agent and for every following seat that nobody here has; how many it got."""
-        combiner = self._combiner
-        assert combiner is not None
-        with self._mutex:
-            asked = self._register.claim(seats, rt)
-        beside = asked[0].entry is not None and asked[0].entry.occupied
-        try:
-            outcomes = await combiner.ask(Ask(tuple(seat.want for seat in asked), beside))
-        finally:
-            for seat in asked:
-                if seat.entry is not None:
-                    seat.entry.asking = False
-        granted = 0
-        after = Aftermath()
-        with self._mutex:
-            for seat, outcome in zip(asked, outcomes, strict=False):
-                if not isinstance(outcome, Grant):
-                    break
-                self._register.settle(seat, outcome, after)
-                granted += 1
-            for seat in asked[granted:]:
-                if seat.entry is not None:
-                    after.wake += [other for other in seat.entry.queue or () if other is not seat]
-                if seat is not asked[0]:
-                    self._register.step_back(seat, after)
-        self._finish(after)
-        return granted
 
     async def _negotiate(self, seat: Seat, deadline: Deadline, rt: Runtime) -> None:
         """Stand in the backend's own queue for everybody who stands in ours."""
@@ -409,8 +381,9 @@ class Desk:
         """Called by a finalizer, so it may lock nothing: let whoever waits for these keys sweep them up."""
         for seat in seats:
             entry = seat.entry
-            if entry is not None and entry.queue and (event := entry.queue[0].event) is not None:
-                event.set()
+            if entry is not None and entry.queue and (first := next(iter(entry.queue), None)):
+                if first.event is not None:
+                    first.event.set()
 
     def lose(self, seat: Seat, reason: str) -> None:
         """End one hold without its owner's doing, and say so."""
@@ -449,6 +422,12 @@ class Desk:
                 seat.event.set()
         held = [seat for seat in seats if seat.state == HELD]
         return self.release(held) if held else None
+
+    def close(self) -> None:
+        """End the session; whatever is still held is released with it."""
+        self.closed = True
+        if self._register.session is not None:
+            self._register.session.close()
 
     # -- looking -------------------------------------------------------------------------------------
 

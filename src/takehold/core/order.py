@@ -39,6 +39,8 @@ class OrderBook:
                 f"{site_text(outer.site)}: in descending order, so another call with the keys the other way "
                 "round will deadlock with it; take both in one lock() call, which sorts them"
             )
+        if second in self._inner.get(first, ()):
+            return None
         lines = f"{site_text(outer.site)} then {site_text(inner.site)}"
         with self._mutex:
             if second in self._inner.get(first, ()):

@@ -10,7 +10,7 @@ interrupted runs the whole decision again before the mutex is let go.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
@@ -58,9 +58,9 @@ class Register:
         want = seat.want
         id = want.id
         entry = self.entries.get(id)
-        if entry is not None or want.mode is SHARED:
+        if entry is not None:
             return self._grab_among(entry, seat, session)
-        # The plain case: an exclusive key that nobody here has. The seat itself stands for the entry.
+        # The plain case: a key that nobody here has. The seat itself stands for the entry.
         # Noted before the call: an interrupt between the system call and the next line must leave a trace.
         seat.session = session
         self.entries[id] = seat
@@ -77,14 +77,15 @@ class Register:
         seat.state = HELD
         return True
 
-    def _grab_among(self, entry: Entry | Seat | None, seat: Seat, session: Session) -> bool:
+    def _grab_among(self, found: Entry | Seat, seat: Seat, session: Session) -> bool:
         want = seat.want
-        if entry is None:
-            entry = self.entries[want.id] = Entry()
-        elif isinstance(entry, Seat) or entry.writer is not None or entry.queue or entry.agent is not None:
+        if want.mode is EXCLUSIVE and (isinstance(found, Seat) or found.readers):
             return False
-        elif entry.readers:
-            if want.mode is EXCLUSIVE or self.own(seat) is not None:
+        entry = self._entry(want.id)
+        if entry is None or entry.writer is not None or entry.queue or entry.agent is not None:
+            return False
+        if entry.readers:
+            if self.own(seat) is not None:
                 return False
             if self._may_join(entry, seat):
                 self._join(entry, seat)
@@ -109,7 +110,11 @@ class Register:
         grant = Grant(seat.session, seat.want, seat.fence, seat.at)
         entry = Entry()
         grant.users = 1
-        entry.writer = seat
+        if seat.want.mode is EXCLUSIVE:
+            entry.writer = seat
+        else:
+            entry.readers = {seat: None}
+            grant.shareable = seat.caller.coalesce
         seat.grant = entry.grant = grant
         seat.entry = self.entries[id] = entry
         return entry
@@ -181,8 +186,8 @@ class Register:
         seat.state = QUEUED
         seat.at = self._now_ns()
         if entry.queue is None:
-            entry.queue = deque()
-        entry.queue.append(seat)
+            entry.queue = OrderedDict()
+        entry.queue[seat] = None
         self.waits[seat.me] = seat
         if self.session is not None and self.session.board is not None:
             self.session.board.wait(seat)
@@ -215,7 +220,7 @@ class Register:
     def advance(self, entry: Entry, after: Aftermath) -> None:
         """Let whoever is first in line go on: in, or to the backend on behalf of everybody."""
         while entry.queue and entry.agent is None:
-            seat = entry.queue[0]
+            seat = next(iter(entry.queue))
             if seat.state != HELD:
                 if entry.writer is not None or (entry.readers and seat.want.mode is EXCLUSIVE):
                     return
@@ -234,7 +239,7 @@ class Register:
 
     def _out_of_line(self, entry: Entry, seat: Seat) -> None:
         if entry.queue and seat in entry.queue:
-            entry.queue.remove(seat)
+            del entry.queue[seat]
         if self.waits.get(seat.me) is seat:
             del self.waits[seat.me]
 
@@ -309,7 +314,7 @@ class Register:
         """
         if not entry.queue or entry.agent is not None or grant.session.lost is not None:
             return False
-        heir = entry.queue[0]
+        heir = next(iter(entry.queue))
         if heir.want.mode is not grant.want.mode:
             return False
         fence, at = grant.session.refence(grant)

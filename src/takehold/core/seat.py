@@ -6,7 +6,7 @@ entry or a seat on the hot path sets nothing that it does not need.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -103,7 +103,8 @@ class Entry:
 
     writer: Seat | None = None
     readers: dict[Seat, None] | None = None
-    queue: deque[Seat] | None = None
+    queue: OrderedDict[Seat, None] | None = None
+    """Who waits, first come first; a cancelled waiter leaves from the middle at no cost."""
     agent: Seat | None = None
     """The one that is talking to the backend for this id; it stays at the head of the queue."""
     asking = False
@@ -125,6 +126,11 @@ class Entry:
         if self.writer is not None:
             return [self.writer]
         return list(self.readers) if self.readers else []
+
+    def behind(self, seat: Seat) -> list[Seat]:
+        """Who waits behind this seat: everybody in line for a holder, the later ones for a waiter."""
+        line = list(self.queue or ())
+        return line[line.index(seat) + 1 :] if self.queue and seat in self.queue else line
 
     def blockers(self, seat: Seat) -> list[Seat]:
         """Who must go before this seat can: conflicting holders, and conflicting seats ahead in line."""

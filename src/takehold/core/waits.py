@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import TypeAlias
 
 from takehold.core.owner import site_text
 from takehold.core.record import HoldRecord, since
 from takehold.core.seat import HELD, Seat
 from takehold.errors import LockTimeout
 from takehold.runtime import Runtime
+
+Held: TypeAlias = dict[object, dict[Seat, None]]
 
 __all__ = ["cycle_sentence", "hold_id", "reentry_sentence", "seat_record", "timeout_error"]
 
@@ -33,30 +36,50 @@ def reentry_sentence(seat: Seat, own: Seat) -> str:
     )
 
 
-def cycle_sentence(seat: Seat, waits: dict[object, Seat]) -> str | None:
-    """A sentence when waiting for this seat closes a cycle among the tasks of this process."""
-    path = _cycle(seat, seat.me, waits, set())
-    if path is None:
+def cycle_sentence(seat: Seat, held: Held, waits: dict[object, Seat]) -> str | None:
+    """A sentence when waiting for this seat closes a cycle among the tasks of this process.
+
+    Looked for backwards, from those who wait for us: mostly nobody does, and then there is nothing to look for,
+    however many wait ahead of us.
+    """
+    reached = _waiting_for(seat.me, held, waits)
+    if not reached or seat.entry is None:
         return None
-    steps = "; ".join(
-        f"{site_text(waiter.site)} waits for {waiter.want.text!r}, taken at {site_text(blocker.site)}"
-        for waiter, blocker in path
-    )
-    return f"waiting for {seat.want.text!r} would deadlock: {steps}"
-
-
-def _cycle(seat: Seat, goal: object, waits: dict[object, Seat], seen: set[object]) -> list[tuple[Seat, Seat]] | None:
-    for blocker in seat.entry.blockers(seat) if seat.entry is not None else ():
-        if blocker.me is goal:
-            return [(seat, blocker)]
-        if blocker.me in seen:
-            continue
-        seen.add(blocker.me)
-        # Who stands ahead of us in line waits for others; who is in may wait for another key.
-        next_wait = waits.get(blocker.me)
-        if next_wait is not None and (rest := _cycle(next_wait, goal, waits, seen)) is not None:
-            return [(seat, blocker), *rest]
+    for blocker in seat.entry.blockers(seat):
+        if blocker.me in reached:
+            steps = [(seat, blocker)]
+            party = blocker.me
+            while party is not seat.me:
+                waiter, its_blocker = reached[party]
+                steps.append((waiter, its_blocker))
+                party = its_blocker.me
+            chain = "; ".join(
+                f"{site_text(waiter.site)} waits for {waiter.want.text!r}, {_how(blocking)} {site_text(blocking.site)}"
+                for waiter, blocking in steps
+            )
+            return f"waiting for {seat.want.text!r} would deadlock: {chain}"
     return None
+
+
+def _how(blocking: Seat) -> str:
+    return "taken at" if blocking.state == HELD else "behind"
+
+
+def _waiting_for(me: object, held: Held, waits: dict[object, Seat]) -> dict[object, tuple[Seat, Seat]]:
+    """Everybody who waits for us, directly or not: party -> (what it waits for, the seat that blocks it)."""
+    reached: dict[object, tuple[Seat, Seat]] = {}
+    todo = [me]
+    while todo:
+        party = todo.pop()
+        blocking = list(held.get(party, ()))
+        if party is not me and party in waits:
+            blocking.append(waits[party])
+        for blocker in blocking:
+            for waiter in blocker.entry.behind(blocker) if blocker.entry is not None else ():
+                if waiter.me is not me and waiter.me not in reached and waiter.conflicts(blocker):
+                    reached[waiter.me] = (waiter, blocker)
+                    todo.append(waiter.me)
+    return reached
 
 
 def hold_id(seat: Seat) -> str:

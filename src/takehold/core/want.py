@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
@@ -49,23 +48,35 @@ def mode_of(mode: object) -> Mode:
         raise UsageError(f"mode is 'exclusive' or 'shared', not {mode!r}") from None
 
 
-@dataclass(frozen=True, slots=True)
 class Shared:
     """A key to be held in shared mode. Made by `shared`."""
 
-    key: AnyKey
+    __slots__ = ("key",)
+
+    def __init__(self, key: AnyKey) -> None:
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shared) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash((Shared, self.key))
+
+    def __repr__(self) -> str:
+        return f"shared({self.key!r})"
 
 
 def shared(key: AnyKey) -> Shared:
     """Ask for this one key in shared mode: `locks.lock("acct/7", shared("rates"))`."""
-    text_of(key)
+    if type(key) is not str or not key:
+        text_of(key)
     return Shared(key)
 
 
 class Want:
     """One id to be had in one mode, and how to speak of it. Never changed once made."""
 
-    __slots__ = ("domain", "id", "key", "mode", "namespace", "place", "text")
+    __slots__ = ("_template", "domain", "id", "key", "mode", "namespace", "place", "text")
 
     def __init__(  # noqa: PLR0913, PLR0917 - a plain record; a dataclass costs a microsecond per fresh key
         self, id: Hashable, mode: Mode, key: AnyKey, text: str, namespace: str, place: Any, domain: bytes
@@ -79,6 +90,7 @@ class Want:
         self.place = place
         """The backend's own form of the id."""
         self.domain = domain
+        self._template: str
 
     @property
     def implied(self) -> bool:
@@ -95,15 +107,19 @@ class Want:
     @property
     def template(self) -> str:
         """The bounded form of the key, for counting."""
-        return template_of(self.key)
+        try:
+            return self._template
+        except AttributeError:
+            self._template = template_of(self.key)
+            return self._template
 
 
 Place: TypeAlias = Callable[[bytes, int | None], tuple[Hashable, Any]]
 """A backend's `place(encoded, raw_number)`: the id, and its own form of it."""
 
 
-def want_for_text(text: str, *, prefix: bytes, namespace: str, place: Place) -> Want:
-    """The plain case, one exclusive string, without the detours: it is most of all locks."""
+def want_for_text(text: str, mode: Mode, *, prefix: bytes, namespace: str, place: Place) -> Want:
+    """The plain case, one string, without the detours: it is most of all locks."""
     try:
         raw = text.encode()
     except UnicodeEncodeError:
@@ -111,7 +127,7 @@ def want_for_text(text: str, *, prefix: bytes, namespace: str, place: Place) -> 
     if not raw or len(raw) > MAX_KEY_BYTES or b"\0" in raw:
         raw = checked(text, "a key")
     id, spot = place(prefix + len(raw).to_bytes(2, "big") + raw, None)
-    return Want(id, EXCLUSIVE, text, text, namespace, spot, TEXT)
+    return Want(id, mode, text, text, namespace, spot, TEXT)
 
 
 def wants_for(

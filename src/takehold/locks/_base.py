@@ -18,7 +18,7 @@ from takehold.core.owner import Owner, Site, site_text
 from takehold.core.record import HoldRecord, Statistics, since
 from takehold.core.seat import HELD, Caller, OrderPolicy, Seat
 from takehold.core.waits import hold_id
-from takehold.core.want import EXCLUSIVE, Mode, Shared, Want, mode_of, want_for_text, wants_for
+from takehold.core.want import EXCLUSIVE, SHARED, Mode, Shared, Want, mode_of, want_for_text, wants_for
 from takehold.errors import HoldLost, LockOrderWarning, UsageError, WouldDeadlock
 
 __all__ = ["BaseHold", "BaseLock", "BaseLocks"]
@@ -49,6 +49,7 @@ class BaseLocks:
         self._timeout = timeout
         self._desk: Desk | None = None
         self._known: dict[str, tuple[Want]] = {}
+        self._known_shared: dict[str, tuple[Want]] = {}
         self._known_many: dict[tuple[Any, ...], tuple[Want, ...]] = {}
         self._prefix = encode(TEXT, self._caller.namespace)
 
@@ -88,13 +89,19 @@ class BaseLocks:
 
     def _wants(self, keys: tuple[AnyKey | Shared, ...], mode: object, subtree: bool) -> tuple[Want, ...]:
         """Validated, merged, sorted; remembered."""
-        if subtree is False and mode == "exclusive" and len(keys) == 1 and type(keys[0]) is str:
-            return self._known.get(keys[0]) or self._want_for(keys[0])
+        if len(keys) == 1 and not subtree:
+            key = keys[0]
+            if type(key) is Shared:
+                key, mode = key.key, SHARED
+            if type(key) is str:
+                how = mode if isinstance(mode, Mode) else mode_of(mode)
+                known = self._known if how is EXCLUSIVE else self._known_shared
+                return known.get(key) or self._want_for(key, how)
         try:
-            known = self._known_many.get((keys, mode, subtree))
+            wants = self._known_many.get((keys, mode, subtree))
         except TypeError:  # something that cannot be hashed is no key either: the check below says so
-            known = None
-        return known or self._wants_anew(keys, mode, subtree)
+            wants = None
+        return wants or self._wants_anew(keys, mode, subtree)
 
     def _wants_anew(self, keys: tuple[AnyKey | Shared, ...], mode: object, subtree: bool) -> tuple[Want, ...]:
         how = mode_of(mode)
@@ -102,13 +109,16 @@ class BaseLocks:
             raise UsageError(f"this backend has no shared mode: {self._backend.capabilities}")
         return wants_for(keys, namespace=self._caller.namespace, mode=how, subtree=subtree, place=self._backend.place)
 
-    def _want_for(self, text: str) -> tuple[Want]:
-        """One exclusive plain key, remembered."""
-        caller = self._caller
-        want = want_for_text(text, prefix=self._prefix, namespace=caller.namespace, place=self._backend.place)
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known[text] = wants = (want,)
+    def _want_for(self, text: str, mode: Mode = EXCLUSIVE) -> tuple[Want]:
+        """One plain key, remembered."""
+        if mode is SHARED and not self._backend.capabilities.shared:
+            raise UsageError(f"this backend has no shared mode: {self._backend.capabilities}")
+        namespace = self._caller.namespace
+        want = want_for_text(text, mode, prefix=self._prefix, namespace=namespace, place=self._backend.place)
+        known = self._known if mode is EXCLUSIVE else self._known_shared
+        if len(known) >= MAX_KNOWN:
+            known.clear()
+        known[text] = wants = (want,)
         return wants
 
     def _timeout_of(self, timeout: Timeout | Default) -> Timeout:

@@ -69,7 +69,7 @@ class Board:
         self.seats: dict[int, Seat] = {}
         """Holders by slot: who to tell when a record is evicted."""
         self.seen = 0
-        self._about: dict[int, tuple[object, ...]] = {}
+        self._about: list[tuple[object, ...]] = [()] * FIRST_SLOTS
         draft = f"boards/.{name}"
         self.fd = directory.open(draft)
         os.ftruncate(self.fd, HEADER_SIZE + FIRST_SLOTS * RECORD_SIZE)
@@ -94,9 +94,9 @@ class Board:
 
     def hold(self, seat: Seat) -> None:
         """Write down a hold."""
-        self._write(seat, HELD)
-        if seat.slot >= 0:
-            self.seats[seat.slot] = seat
+        slot = self._write(seat, HELD)
+        if slot >= 0:
+            self.seats[slot] = seat
 
     def wait(self, seat: Seat) -> None:
         """Write down a waiter."""
@@ -118,23 +118,24 @@ class Board:
         if seat.slot >= 0:
             self._map[HEADER_SIZE + seat.slot * RECORD_SIZE + GATE_AT] = there
 
-    def _write(self, seat: Seat, state: int) -> None:
+    def _write(self, seat: Seat, state: int) -> int:
         slot = seat.slot
         if slot < 0:
             if not self._free and not self._grow():
-                return
+                return -1
             slot = seat.slot = self._free.pop()
         self._generation = generation = seat.generation = self._generation + 1
         start = HEADER_SIZE + slot * RECORD_SIZE
         about = (seat.want, seat.site, seat.caller)
         # A loop that takes one key at one line finds its slot as it left it: only the moment is new.
-        if self._about.get(slot) != about:
+        if self._about[slot] != about:
             self._describe(seat, start)
             self._about[slot] = about
         board = self._map
         MOMENT.pack_into(board, start, generation, 0, seat.at, seat.fence or 0, id(seat.me))
         # The state is the last byte written: a reader sees a whole record or none.
         board[start + STATE_AT] = state
+        return slot
 
     def _describe(self, seat: Seat, start: int) -> None:
         want = seat.want
@@ -148,6 +149,7 @@ class Board:
             return False
         more = self._slots
         self._slots += more
+        self._about += [()] * more
         self._map.resize(HEADER_SIZE + self._slots * RECORD_SIZE)
         self._free = list(range(self._slots - 1, more - 1, -1))
         return True

@@ -27,7 +27,7 @@ from takehold.errors import BackendRefused, BackendUnavailable
 __all__ = ["FILE_FORMAT", "FLAGS", "STRIPES", "Directory", "lock_record"]
 
 FILE_FORMAT: Final = 1
-STRIPES: Final = 64
+STRIPES: Final = 128
 FLAGS: Final = 16_384
 FENCE: Final = struct.Struct("<qq16s")
 SECOND: Final = 1_000_000_000

@@ -21,7 +21,7 @@ from takehold.backends.file.seen import blocking
 from takehold.core.backend import Grant, Losses
 from takehold.core.record import HoldRecord
 from takehold.core.seat import Seat
-from takehold.core.want import SHARED, Want
+from takehold.core.want import EXCLUSIVE, SHARED, Want
 from takehold.errors import BackendUnavailable
 from takehold.runtime import Runtime
 
@@ -87,7 +87,7 @@ class FileSession:
         if fd < 0:
             fd = self._stripe(spot)
         try:
-            _fcntl(fd, _SETLK, spot.write)
+            _fcntl(fd, _SETLK, spot.write if seat.want.mode is EXCLUSIVE else spot.read or _read_record(spot))
         except OSError as error:
             self._refused(error)
             return False
@@ -120,7 +120,7 @@ class FileSession:
         else:
             fd = self._stripe(spot)
         try:
-            _fcntl(fd, _SETLK, spot.write if want.mode is not SHARED else _read_record(spot))
+            _fcntl(fd, _SETLK, spot.write if want.mode is EXCLUSIVE else _read_record(spot))
         except OSError as error:
             self._close_loose()
             self._refused(error)
