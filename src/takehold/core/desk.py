@@ -377,13 +377,19 @@ class Desk:
             except (IndexError, ValueError):  # another thread was quicker
                 return
 
+    def watch(self, seat: Seat, callback: Callable[[], object]) -> bool:
+        """Call back when the hold of this seat is lost; False when it already is."""
+        with self._mutex:
+            if seat.state == HELD:
+                seat.watch = [*(seat.watch or ()), callback]
+            return seat.lost is None
+
     def nudge(self, seats: list[Seat]) -> None:
         """Called by a finalizer, so it may lock nothing: let whoever waits for these keys sweep them up."""
         for seat in seats:
-            entry = seat.entry
-            if entry is not None and entry.queue and (first := next(iter(entry.queue), None)):
-                if first.event is not None:
-                    first.event.set()
+            first = next(iter(seat.entry.queue or ()), None) if seat.entry is not None else None
+            if first is not None and first.event is not None:
+                first.event.set()
 
     def lose(self, seat: Seat, reason: str) -> None:
         """End one hold without its owner's doing, and say so."""

@@ -13,7 +13,7 @@ from takehold.core.desk import Desk
 from takehold.core.key import AnyKey
 from takehold.core.owner import Site
 from takehold.core.record import HoldRecord
-from takehold.core.seat import HELD, Seat
+from takehold.core.seat import Seat
 from takehold.core.want import EXCLUSIVE, Mode, Shared, Want
 from takehold.errors import HoldLost, LockTimeout, UsageError
 from takehold.locks import _recipes
@@ -89,10 +89,8 @@ class AsyncLocks(BaseLocks):
 
     def held(self, key: AnyKey) -> AsyncHold | None:
         """This task's own hold on the key, or None."""
-        desk = self._desk
-        if desk is None:
-            return None
         wants = self._wants((key,), EXCLUSIVE, subtree=False)
+        desk = self._here()
         for seat in desk.held.get(_current(), ()):
             if seat.want.id == wants[-1].id:
                 return AsyncHold._view(desk, seat)
@@ -255,7 +253,8 @@ class AsyncLock(BaseLock):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         opened: list[AsyncHold] = self._open  # type: ignore[assignment]
-        hold = opened.pop() if len(opened) == 1 else self._leaving(_current())
+        hold = opened[-1] if len(opened) == 1 else self._entered_by(_current())
+        opened.remove(hold)
         if (reason := hold._let_go()) is not None or hold._cancelled:
             await hold._explain(reason, kind, error)
 
@@ -298,7 +297,7 @@ class AsyncSlots(AsyncLock):
 
     async def __aenter__(self) -> AsyncHold:
         hold = await self.acquire()
-        self._entered(hold)
+        self._open = [*(self._open or ()), hold]
         hold._cancel_on_loss()
         return hold
 
@@ -350,7 +349,7 @@ class AsyncHold(BaseHold):
         self._cancelling = task.cancelling()
         self._task = task
         seat.body = self
-        if seat.state != HELD and seat.lost is not None:
+        if seat.lost is not None:
             self._lost_in_body()
 
     def _lost_in_body(self) -> None:
@@ -360,7 +359,7 @@ class AsyncHold(BaseHold):
 
     def _cancel_task(self) -> None:
         # The body may have ended between the loss and this turn of the loop.
-        if (task := self._task) is not None:
+        if (task := self._task) is not None and not self._cancelled:
             self._cancelled = True
             task.cancel()
 

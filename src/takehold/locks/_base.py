@@ -159,6 +159,7 @@ class BaseLock:
     _locks: Any = None
     _used = False
     _open: list[Any] | None = None
+    """Holds of running blocks: one request may be in use by several threads or tasks."""
 
     def __init__(self, locks: BaseLocks, wants: tuple[Want, ...], timeout: Timeout | Default, site: Site) -> None:
         self._locks = locks
@@ -166,22 +167,11 @@ class BaseLock:
         self._timeout = timeout
         self._site = site
 
-    def _entered(self, hold: Any) -> None:
-        """Remember the hold of a block; one request may be in use by several threads or tasks."""
-        if self._open is None:
-            self._open = [hold]
-        else:
-            self._open.append(hold)
-
-    def _leaving(self, me: object) -> Any:
-        """The hold this thread or task entered with; a generator may leave on another one than it entered."""
+    def _entered_by(self, me: object) -> Any:
+        """The hold this thread or task entered a block with; a generator may leave on another one."""
         opened = self._open
         assert opened is not None
-        hold = opened[-1]
-        if hold._seats[0].me is not me:
-            hold = next((other for other in opened if other._seats[0].me is me), hold)
-        opened.remove(hold)
-        return hold
+        return next((other for other in opened if other._seats[0].me is me), opened[-1])
 
     def __del__(self) -> None:
         if not self._used and self._locks is not None and not self._locks.closed:
@@ -314,14 +304,12 @@ class BaseHold:
             raise UsageError(f"{self!r}: check() after release()")
 
     def on_lost(self, callback: Callable[[], object]) -> None:
-        """Call back once, from any thread, when the hold is lost; at once when it already is."""
-        seat = self._seats[-1]
-        if self._reason() is not None:
+        """Call back once, from any thread, when the hold is lost; at once when it already is.
+
+        After a release nothing can be lost any more, and nobody is called.
+        """
+        if self._reason() is not None or not self._desk.watch(self._seats[-1], callback):
             callback()
-        elif seat.watch is None:
-            seat.watch = [callback]
-        else:
-            seat.watch.append(callback)
 
     def give(self, task: object) -> None:
         """Make another task, or thread party, the owner: it may then not wait for these keys, and we may."""

@@ -12,20 +12,20 @@ from takehold.core.desk import Desk
 from takehold.core.key import AnyKey
 from takehold.core.owner import Site
 from takehold.core.record import HoldRecord
-from takehold.core.seat import Seat
+from takehold.core.seat import HELD, Seat
 from takehold.core.want import EXCLUSIVE, Mode, Shared, Want
 from takehold.errors import HoldLost, LockTimeout, UsageError
 from takehold.locks import _recipes
 from takehold.locks._base import BaseHold, BaseLock, BaseLocks, adapt
 from takehold.locks._desks import desk_for
 from takehold.runtime import Threads, run
+from takehold.runtime.threads import here
 
 __all__ = ["Hold", "Lock", "Locks"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _rt = Threads()
-_current = Threads.current
 
 
 class Locks(BaseLocks):
@@ -80,20 +80,17 @@ class Locks(BaseLocks):
 
     def held(self, key: AnyKey) -> Hold | None:
         """This thread's own hold on the key, or None."""
-        desk = self._desk
-        if desk is None:
-            return None
         wants = self._wants((key,), EXCLUSIVE, subtree=False)
-        for seat in desk.held.get(_current(), ()):
+        desk = self._here()
+        for seat in desk.held.get(here.party, ()):
             if seat.want.id == wants[-1].id:
                 return Hold._view(desk, seat)
         return None
 
     def who(self, pattern: str = "*", *, stuck_after: float | None = None) -> list[HoldRecord]:
         """Holders and waiters whose key matches, of every process that can be seen."""
-        records = run(self._backend.who(_rt))
-        if self._backend.solo:
-            records = self._own_records(self._here())
+        desk = self._here()
+        records = self._own_records(desk) if self._backend.solo else run(self._backend.who(_rt))
         return self._matching(pattern, records, stuck_after)
 
     def busy(self, prefix: str = "") -> set[str]:
@@ -194,7 +191,7 @@ class Lock(BaseLock):
         desk = locks._desk
         if desk is None or desk.closed:
             desk = locks._here()
-        me = _current()
+        me = here.party
         site, caller = self._site, locks._caller
         wants = self._wants
         if len(wants) == 1:
@@ -226,13 +223,22 @@ class Lock(BaseLock):
         hold, desk, taken = self._begin(3)
         if taken < len(self._wants):
             self._wait(desk, hold._seats, taken, self._timeout)
-        self._entered(hold)
+        if self._open is None:
+            self._open = [hold]
+        else:
+            self._open.append(hold)
         return hold
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leaving(_current())._leave(kind)
+        opened = self._open
+        assert opened is not None
+        hold = opened[-1]
+        if hold._seats[0].me is not here.party:
+            hold = self._entered_by(here.party)
+        opened.remove(hold)
+        hold._leave(kind)
 
 
 class Slots(Lock):
@@ -269,6 +275,11 @@ class Slots(Lock):
                 return hold
         return None
 
+    def __enter__(self) -> Hold:
+        hold = self._acquire(self._timeout)
+        self._open = [*(self._open or ()), hold]
+        return hold
+
     def _full(self, deadline: Deadline) -> LockTimeout:
         return _recipes.slots_full(self._wants, deadline.waited(), self._locks.who())
 
@@ -304,7 +315,14 @@ class Hold(BaseHold):
         self._leave(kind)
 
     def _leave(self, kind: type[BaseException] | None) -> None:
-        reason = self._reason()
+        seats = self._seats
+        seat = seats[0]
+        if len(seats) == 1 and seat.state == HELD and seat.session is not None:
+            reason = seat.session.doubt(seat)
+            if reason is not None:
+                self._desk.lose(seat, reason)
+        else:
+            reason = self._reason()
         if pending := self._desk.release(self._seats):
             run(self._desk.given_back(pending))
         self._done = True

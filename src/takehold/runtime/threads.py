@@ -30,12 +30,14 @@ class ThreadParty:
         return f"<thread {self.name}>"
 
 
-class _Here(threading.local):
+class Here(threading.local):
+    """`here.party` stands for the running thread."""
+
     def __init__(self) -> None:
         self.party = ThreadParty()
 
 
-_here = _Here()
+here = Here()
 
 
 class ThreadEvent:
@@ -139,7 +141,7 @@ def _after_fork() -> None:
     # The parent's timer thread does not exist here and its condition may be locked for ever.
     global _clock  # noqa: PLW0603
     _clock = _AlarmClock()
-    _here.party = ThreadParty()
+    here.party = ThreadParty()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -165,7 +167,7 @@ class Threads:
     @staticmethod
     def current() -> object:
         """This thread."""
-        return _here.party
+        return here.party
 
     @staticmethod
     def may_wait() -> None:

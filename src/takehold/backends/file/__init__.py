@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-from takehold.backends.file.board import boards, evict_line, started_at
+from takehold.backends.file.board import boards, evict_line, process, sweep
 from takehold.backends.file.directory import Directory
 from takehold.backends.file.seen import seen
 from takehold.backends.file.session import FileSession, Spot
@@ -44,6 +44,7 @@ class FileBackend:
     def open_now(self, rt: Runtime, losses: Losses) -> FileSession:
         """Open the directory, or say why it cannot be trusted."""
         session = FileSession(Directory(self.path), rt, losses)
+        sweep(self.path)
         session.attend()
         return session
 
@@ -62,10 +63,8 @@ class FileBackend:
             return True
         if await self._gone(rt, hold_id, timeout):
             return True
-        # The pid may belong to another process by now: its start time says.
-        if not terminate or started_at(line.owner.pid) != line.started:
+        if not terminate or not _kill(line.owner.pid, line.started):
             return False
-        os.kill(line.owner.pid, signal.SIGKILL)
         return await self._gone(rt, hold_id, timeout)
 
     async def _gone(self, rt: Runtime, hold_id: str, timeout: float) -> bool:
@@ -85,3 +84,20 @@ class FileBackend:
         finally:
             directory.close()
         return f"{self.path} is ready" + (f", fences start above {fence_from}" if fence_from is not None else "")
+
+
+def _kill(pid: int, started: int) -> bool:
+    """End exactly that process: its pid may belong to another one by now, so look at the start time under a pidfd."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if process(pid)[0] != started:
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return True
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(handle)

@@ -25,7 +25,7 @@ from takehold.core.seat import Seat
 from takehold.core.want import SHARED
 from takehold.errors import BackendRefused
 
-__all__ = ["BOARD_FORMAT", "Board", "Line", "boards", "evict_line", "started_at"]
+__all__ = ["BOARD_FORMAT", "Board", "Line", "boards", "evict_line", "process", "sweep"]
 
 BOARD_FORMAT: Final = 1
 HEADER: Final = struct.Struct("<8sIIQQ64s")  # magic, format, pid, start time, evictions, host
@@ -34,7 +34,7 @@ EVICTIONS: Final = struct.Struct("<Q")
 EVICTIONS_AT: Final = 24
 EVICTIONS_INDEX: Final = EVICTIONS_AT // 8
 HEADER_SIZE: Final = 4096
-# generation, evicted generation, time in ns, fence, task | key id, length of the text, mode, at gate, state
+# generation, evicted generation, time in ns, fence, task | key id, length of the text, kind, at gate, state
 RECORD: Final = struct.Struct("<QQqqqqHBBB")
 MOMENT: Final = struct.Struct("<QQqqq")
 ABOUT: Final = struct.Struct("<qHBB")
@@ -45,16 +45,21 @@ TEXT_AT: Final = 64
 RECORD_SIZE: Final = 2048
 TEXT_SIZE: Final = RECORD_SIZE - TEXT_AT
 FREE, HELD, WAITING = 0, 1, 2
+IS_SHARED, IS_IMPLIED = 1, 2
 FIRST_SLOTS: Final = 512
 MAX_SLOTS: Final = 65_536
 
 
-def started_at(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with the pid, an identity that is not reused."""
+def process(pid: int) -> tuple[int, bool]:
+    """When a process started, in clock ticks since boot, and whether it runs (not stopped, not dead).
+
+    With the pid, the start is an identity that is not reused. `(0, False)` when there is none.
+    """
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19]), fields[0] not in "TtZXx"
     except (OSError, IndexError):
-        return 0
+        return 0, False
 
 
 class Board:
@@ -78,7 +83,7 @@ class Board:
         self.evictions = memoryview(mmap.mmap(self.fd, HEADER_SIZE)).cast("Q")
         pid = os.getpid()
         host = socket.gethostname().encode()[:64]
-        HEADER.pack_into(self._map, 0, MAGIC, BOARD_FORMAT, pid, started_at(pid), 0, host)
+        HEADER.pack_into(self._map, 0, MAGIC, BOARD_FORMAT, pid, process(pid)[0], 0, host)
         # Locked before it has its name, so that nobody takes it for the board of a dead process.
         fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, lock_record(fcntl.F_WRLCK, 0))
         os.rename(draft, f"boards/{name}", src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
@@ -94,13 +99,19 @@ class Board:
 
     def hold(self, seat: Seat) -> None:
         """Write down a hold."""
-        slot = self._write(seat, HELD)
-        if slot >= 0:
-            self.seats[slot] = seat
+        slot = seat.slot
+        if slot < 0:
+            if not self._free and not self._grow():
+                return
+            slot = seat.slot = self._free.pop()
+        self._write(seat, slot, HELD)
+        self.seats[slot] = seat
 
     def wait(self, seat: Seat) -> None:
         """Write down a waiter."""
-        self._write(seat, WAITING)
+        if self._free or self._grow():
+            seat.slot = self._free.pop()
+            self._write(seat, seat.slot, WAITING)
 
     def erase(self, seat: Seat) -> None:
         """Take a record off the board."""
@@ -118,12 +129,7 @@ class Board:
         if seat.slot >= 0:
             self._map[HEADER_SIZE + seat.slot * RECORD_SIZE + GATE_AT] = there
 
-    def _write(self, seat: Seat, state: int) -> int:
-        slot = seat.slot
-        if slot < 0:
-            if not self._free and not self._grow():
-                return -1
-            slot = seat.slot = self._free.pop()
+    def _write(self, seat: Seat, slot: int, state: int) -> None:
         self._generation = generation = seat.generation = self._generation + 1
         start = HEADER_SIZE + slot * RECORD_SIZE
         about = (seat.want, seat.site, seat.caller)
@@ -135,14 +141,14 @@ class Board:
         MOMENT.pack_into(board, start, generation, 0, seat.at, seat.fence or 0, id(seat.me))
         # The state is the last byte written: a reader sees a whole record or none.
         board[start + STATE_AT] = state
-        return slot
 
     def _describe(self, seat: Seat, start: int) -> None:
         want = seat.want
         text = f"{want.text}\0{want.namespace}\0{seat.caller.label or ''}\0{site_text(seat.site)}".encode()
         size = min(len(text), TEXT_SIZE)
         self._map[start + TEXT_AT : start + TEXT_AT + size] = text[:size]
-        ABOUT.pack_into(self._map, start + MOMENT.size, want.place.offset, size, want.mode is SHARED, 0)
+        kind = (IS_SHARED if want.mode is SHARED else 0) | (IS_IMPLIED if want.implied else 0)
+        ABOUT.pack_into(self._map, start + MOMENT.size, want.place.offset, size, kind, 0)
 
     def _grow(self) -> bool:
         if self._slots >= MAX_SLOTS:
@@ -193,6 +199,7 @@ class Line:
     fence: int
     task: int
     shared: bool
+    implied: bool
     at_gate: bool
     held: bool
     key: str
@@ -213,6 +220,15 @@ class Line:
     def conflicts(self, other: Line) -> bool:
         """Whether the two cannot hold at the same time."""
         return self.key_id == other.key_id and not (self.shared and other.shared)
+
+
+def sweep(path: Path) -> None:
+    """Take away the boards of dead processes."""
+    folder = path / "boards"
+    for entry in os.scandir(folder):
+        with suppress(OSError), open(entry.path, "r+b", buffering=0) as file:
+            if not entry.name.startswith(".") and _orphaned(file.fileno()):
+                os.unlink(entry.path)
 
 
 def boards(path: Path) -> list[Line]:
@@ -254,7 +270,7 @@ def _read(name: str, fd: int) -> list[Line]:
             start = HEADER_SIZE + slot * RECORD_SIZE
             if board[start + STATE_AT] == FREE:
                 continue
-            *facts, size, shared, gate, state = RECORD.unpack_from(board, start)
+            *facts, size, kind, gate, state = RECORD.unpack_from(board, start)
             text = board[start + TEXT_AT : start + TEXT_AT + size]
             again = EVICTIONS.unpack_from(board, start)[0]
             if state == FREE or again != facts[0] or board[start + STATE_AT] != state:
@@ -271,7 +287,8 @@ def _read(name: str, fd: int) -> list[Line]:
                     at,
                     fence,
                     task,
-                    bool(shared),
+                    bool(kind & IS_SHARED),
+                    bool(kind & IS_IMPLIED),
                     bool(gate),
                     state == HELD,
                     key,

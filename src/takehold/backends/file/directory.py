@@ -170,19 +170,19 @@ class Directory:
         """Why this directory can no longer be trusted, or None."""
         try:
             there, ours = os.stat(self.path), os.fstat(self.fd)
+            removed = any(fd >= 0 and os.fstat(fd).st_nlink == 0 for fd in fds)
         except OSError as error:
-            return f"the lock directory {self.path} is gone ({error.strerror})"
+            # Our own descriptors may be closed right now, by another thread: that is an end, no trouble.
+            return f"the lock directory {self.path} is gone ({error.strerror})" if self.fd >= 0 else None
         if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
             return f"the lock directory {self.path} was replaced by another one"
-        if any(fd >= 0 and os.fstat(fd).st_nlink == 0 for fd in fds):
-            return f"a lock file in {self.path} was removed under its users"
-        return None
+        return f"a lock file in {self.path} was removed under its users" if removed else None
 
     def close(self) -> None:
         """Close the descriptor. Maps stay readable until nobody refers to them."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _file_system(device: int) -> str:

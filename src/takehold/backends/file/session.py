@@ -277,12 +277,12 @@ class FileSession:
         self._drop()
 
     def _drop(self) -> None:
+        self.directory.close()
         for fds in (self._stripes, self._gates):
             for index, fd in enumerate(fds):
+                fds[index] = -1
                 if fd >= 0:
                     os.close(fd)
-                    fds[index] = -1
-        self.directory.close()
 
     def __del__(self) -> None:
         if hasattr(self, "board"):
