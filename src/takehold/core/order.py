@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from takehold.core.mutex import Mutex
 from takehold.core.owner import site_text
 from takehold.core.seat import Seat
@@ -9,6 +11,8 @@ from takehold.core.seat import Seat
 __all__ = ["OrderBook"]
 
 MAX_EDGES = 10_000
+_Template: TypeAlias = tuple[str, str]
+"""Namespace and template: two applications in one process have two orders."""
 
 
 class OrderBook:
@@ -16,21 +20,23 @@ class OrderBook:
 
     def __init__(self) -> None:
         self._mutex = Mutex()
-        self._inner: dict[str, dict[str, str]] = {}
+        self._inner: dict[_Template, dict[_Template, str]] = {}
         self._edges = 0
 
     def check(self, outer: Seat, asked: list[Seat]) -> str | None:
         """Note that `asked` is taken inside `outer`; a sentence when that inverts an order seen before.
 
-        Only the innermost hold counts: what it is nested in follows from the pairs seen before.
+        Only the innermost hold counts, with all its keys: what it is nested in follows from the pairs seen before.
         """
-        for inner in asked:
-            if not (outer.want.implied or inner.want.implied) and (sentence := self._note(outer, inner)):
-                return sentence
+        for held in outer.together():
+            for inner in asked:
+                if not (held.want.implied or inner.want.implied) and (sentence := self._note(held, inner)):
+                    return sentence
         return None
 
     def _note(self, outer: Seat, inner: Seat) -> str | None:
-        first, second = outer.want.template, inner.want.template
+        first = outer.want.namespace, outer.want.template
+        second = inner.want.namespace, inner.want.template
         if first == second:
             if inner.want.order >= outer.want.order:
                 return None
@@ -52,11 +58,11 @@ class OrderBook:
                     self._edges += 1
                 return None
         return (
-            f"lock order inverted: {second!r} inside {first!r} at {lines}, but {first!r} inside {second!r} "
+            f"lock order inverted: {second[1]!r} inside {first[1]!r} at {lines}, but {first[1]!r} inside {second[1]!r} "
             f"at {before}; one day these deadlock. Take both in one lock() call, or always in one order"
         )
 
-    def _path(self, start: str, goal: str) -> str | None:
+    def _path(self, start: _Template, goal: _Template) -> str | None:
         """The lines of a nesting that leads from `start` inwards to `goal`."""
         todo, seen = [(start, "")], {start}
         while todo:

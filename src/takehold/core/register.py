@@ -163,9 +163,12 @@ class Register:
         self._sit(entry, seat, grant, fence, at)
 
     def own(self, seat: Seat) -> Seat | None:
-        """What this task or thread already holds of the same key."""
+        """What this task or thread already holds of the same key.
+
+        Two keys below one ancestor each hold it in shared mode on their own account: that is no re-entry.
+        """
         for other in self.held.get(seat.me, ()):
-            if other.want.id == seat.want.id:
+            if other.want.id == seat.want.id and not (seat.want.implied and not other.conflicts(seat)):
                 return other
         return None
 

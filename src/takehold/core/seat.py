@@ -89,6 +89,11 @@ class Seat:
         """Who this is, for people."""
         return here(self.caller.label, self.site)
 
+    @property
+    def in_passing(self) -> bool:
+        """Held only on behalf of a key below: nothing to show. Waiting for it is."""
+        return self.state == HELD and self.want.implied
+
     def together(self) -> list[Seat]:
         """All seats of the request this one belongs to."""
         return self.group or [self]

@@ -76,7 +76,7 @@ def shared(key: AnyKey) -> Shared:
 class Want:
     """One id to be had in one mode, and how to speak of it. Never changed once made."""
 
-    __slots__ = ("_template", "domain", "id", "key", "mode", "namespace", "place", "text")
+    __slots__ = ("_template", "domain", "id", "key", "mode", "namespace", "node", "place", "text")
 
     def __init__(  # noqa: PLR0913, PLR0917 - a plain record; a dataclass costs a microsecond per fresh key
         self, id: Hashable, mode: Mode, key: AnyKey, text: str, namespace: str, place: Any, domain: bytes
@@ -86,6 +86,9 @@ class Want:
         self.mode = mode
         self.key = key
         self.text = text
+        """What people call it: for an id taken on behalf of a key below, that key."""
+        self.node = text
+        """Its own place in the order, when that is another."""
         self.namespace = namespace
         self.place = place
         """The backend's own form of the id."""
@@ -102,7 +105,7 @@ class Want:
         """Texts by their UTF-8 bytes, then numbers: the one order in which everybody takes keys."""
         if isinstance(self.key, Advisory):
             return 1, self.key.number, self.domain
-        return 0, self.text.encode(), self.domain
+        return 0, self.node.encode(), self.domain
 
     @property
     def template(self) -> str:
@@ -161,8 +164,9 @@ def _wants_of(key: AnyKey, mode: Mode, namespace: str, subtree: bool, place: Pla
 
     def node(domain: bytes, parts: tuple[str, ...], how: Mode) -> Want:
         at, spot = place(encode(domain, namespace, *parts), None)
-        name = key if parts == key.parts else Key(*parts)
-        return Want(at, how, name, name.text, namespace, spot, domain)
+        want = Want(at, how, key, text, namespace, spot, domain)
+        want.node = Key(*parts).text
+        return want
 
     wants = [node(TREE, parts, SHARED) for parts in key.ancestors]
     if subtree:

@@ -234,8 +234,9 @@ class AsyncLock(BaseLock):
         except LockTimeout:
             adapt(patience, None)
             raise
-        adapt(patience, deadline.waited())
-        self._locks._tell_acquired(hold._seats)
+        waited = deadline.waited()
+        adapt(patience, waited)
+        self._locks._tell_acquired(hold._seats, waited)
 
     async def __aenter__(self) -> AsyncHold:
         hold, taken = self._begin(2)

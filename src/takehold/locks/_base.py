@@ -83,7 +83,7 @@ class BaseLocks:
             self.listen(self._caller.tally)
         tally = self._caller.tally
         seats = self._desk.busy() if self._desk is not None else []
-        mine = [seat for seat in seats if seat.caller is self._caller and not seat.want.implied]
+        mine = [seat for seat in seats if seat.caller is self._caller and not seat.in_passing]
         waiting = [seat.want.template for seat in mine if seat.state != HELD]
         return Statistics(len(mine) - len(waiting), len(waiting), tally.since, tally.templates(waiting))
 
@@ -135,9 +135,9 @@ class BaseLocks:
             raise WouldDeadlock(sentence, key=seats[-1].want.text)
         warnings.warn(sentence, LockOrderWarning, stacklevel=depth + 2)
 
-    def _tell_acquired(self, seats: list[Seat]) -> None:
+    def _tell_acquired(self, seats: list[Seat], waited: float = 0.0) -> None:
         for seat in seats:
-            self._caller.tell("acquired", seat, 0.0)
+            self._caller.tell("acquired", seat, waited)
 
     def _matching(self, pattern: str, records: list[HoldRecord], stuck_after: float | None) -> list[HoldRecord]:
         """Filter by key text, `fnmatch` style, oldest first."""
@@ -147,7 +147,7 @@ class BaseLocks:
         return sorted(chosen, key=lambda record: (record.key, record.state, -record.age))
 
     def _own_records(self, desk: Desk) -> list[HoldRecord]:
-        return [desk.record(seat) for seat in desk.busy() if not seat.want.implied]
+        return [desk.record(seat) for seat in desk.busy() if not seat.in_passing]
 
     def _own_hold(self, desk: Desk, held: str) -> Seat | None:
         return next((s for s in desk.busy() if s.state == HELD and held == hold_id(s)), None)

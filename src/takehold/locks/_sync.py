@@ -216,8 +216,9 @@ class Lock(BaseLock):
         except LockTimeout:
             adapt(patience, None)
             raise
-        adapt(patience, deadline.waited())
-        self._locks._tell_acquired(seats)
+        waited = deadline.waited()
+        adapt(patience, waited)
+        self._locks._tell_acquired(seats, waited)
 
     def __enter__(self) -> Hold:
         hold, desk, taken = self._begin(3)

@@ -164,7 +164,7 @@ class FakeBackend:
     async def who(self, rt: Runtime) -> list[HoldRecord]:
         """What the desks of all sessions say."""
         desks: dict[int, Any] = {id(session.losses): session.losses for session in self.server.sessions}
-        return [desk.record(seat) for desk in desks.values() for seat in desk.busy() if not seat.want.implied]
+        return [desk.record(seat) for desk in desks.values() for seat in desk.busy() if not seat.in_passing]
 
     async def evict(self, rt: Runtime, hold_id: str, *, terminate: bool, timeout: float) -> bool:
         """Not known here."""
@@ -179,7 +179,7 @@ class FakeSession:
     """A keeper connection, and one more for each wait."""
 
     instant = False
-    watched = True
+    usable = True
     board = None
 
     def __init__(self, backend: FakeBackend, rt: Runtime, losses: Losses) -> None:
@@ -280,12 +280,14 @@ class FakeSession:
     def die(self, reason: str) -> None:
         """The server ends this session."""
         if self.lost is None:
+            self.usable = False
             self.close()
             self.lost = reason
             self.losses.session_lost(self, reason)
 
     def close(self) -> None:
         """Hang up."""
+        self.usable = False
         if self.lost is None:
             self.lost = "closed"
         self.server.hang_up(self.connections)

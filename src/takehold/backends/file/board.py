@@ -76,11 +76,13 @@ class Board:
         self.seen = 0
         self._about: list[tuple[object, ...]] = [()] * FIRST_SLOTS
         draft = f"boards/.{name}"
-        self.fd = directory.open(draft)
-        os.ftruncate(self.fd, HEADER_SIZE + FIRST_SLOTS * RECORD_SIZE)
-        self._map = mmap.mmap(self.fd, 0)
+        # Two descriptions: a map keeps a copy of its descriptor, also in a forked child, which must not keep the lock.
+        self.fd, mapped = directory.open(draft), directory.open(draft)
+        os.ftruncate(mapped, HEADER_SIZE + FIRST_SLOTS * RECORD_SIZE)
+        self._map = mmap.mmap(mapped, 0)
         # A map of its own for the header: the other one must be free to grow.
-        self.evictions = memoryview(mmap.mmap(self.fd, HEADER_SIZE)).cast("Q")
+        self.evictions = memoryview(mmap.mmap(mapped, HEADER_SIZE)).cast("Q")
+        os.close(mapped)
         pid = os.getpid()
         host = socket.gethostname().encode()[:64]
         HEADER.pack_into(self._map, 0, MAGIC, BOARD_FORMAT, pid, process(pid)[0], 0, host)

@@ -149,9 +149,12 @@ class Directory:
                     # A wall clock that was set back must not set fences back: the mark is at most a minute old.
                     base = max(time.time_ns() - now, high + 60 * SECOND - now if high else 0)
                     FENCE.pack_into(mapped, 0, base, high, boot)
+                fences = memoryview(mapped)[:16].cast("q")
+                # Marked now: this process may end long before its first patrol.
+                fences[1] = max(fences[1], fences[0] + time.monotonic_ns())
         finally:
             os.close(fd)
-        return memoryview(mapped)[:16].cast("q")
+        return fences
 
     def raise_fences(self, above: int) -> None:
         """Make every later fence greater than `above`."""

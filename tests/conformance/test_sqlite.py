@@ -1,0 +1,14 @@
+"""The conformance suite on `sqlite:`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from takehold.testing.suite import *  # noqa: F403
+
+
+@pytest.fixture
+def backend_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/app.db"
