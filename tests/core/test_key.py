@@ -175,7 +175,7 @@ class TestProperties:
         assert all(one.order < two.order for one, two in pairwise(forth))
         ranks = [1 if want.domain == RAW else 0 for want in forth]
         assert ranks == sorted(ranks)
-        texts = [want.text.encode() for want in forth if want.domain != RAW]
+        texts = [want.node.encode() for want in forth if want.domain != RAW]
         assert texts == sorted(texts)
 
     @given(KEYS)
@@ -192,7 +192,7 @@ class TestMerging:
 
     def wants(self, *keys: object, subtree: bool = False) -> list[tuple[str, str, bool]]:
         wants = wants_for(keys, namespace="", mode=EXCLUSIVE, subtree=subtree, place=self.place)  # type: ignore[arg-type]
-        return [(want.text, want.mode.value, want.implied) for want in wants]
+        return [(want.node, want.mode.value, want.implied) for want in wants]
 
     def test_exclusive_wins_over_shared_whichever_comes_first(self) -> None:
         assert self.wants("a", shared("a")) == self.wants(shared("a"), "a") == [("a", "exclusive", False)]
@@ -207,7 +207,7 @@ class TestMerging:
     @pytest.mark.covers("L-20")
     def test_a_subtree_takes_its_node_twice_and_its_ancestors_shared(self) -> None:
         wants = wants_for([Key("wh", "eu")], namespace="", mode=EXCLUSIVE, subtree=True, place=self.place)
-        assert [(want.domain, want.text, want.mode) for want in wants] == [
+        assert [(want.domain, want.node, want.mode) for want in wants] == [
             (TREE, "wh", SHARED),
             (TREE, "wh/eu", EXCLUSIVE),
             (BODY, "wh/eu", EXCLUSIVE),

@@ -136,9 +136,14 @@ class Combiner:
             except BaseException:
                 self._lead_on()
                 raise
-            if mine is not None and mine.answered:
+            if mine is not None and mine.answered and not self._late_releases():
                 self._lead_on()
                 return
+
+    def _late_releases(self) -> bool:
+        """Whether a grant came back for somebody who had left, with nobody behind us who would give it back."""
+        with self._mutex:
+            return bool(self._releases) and not self._pending
 
     def _lead_on(self) -> None:
         with self._mutex:

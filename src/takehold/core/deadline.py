@@ -87,11 +87,14 @@ def seconds_of(timeout: object) -> float | None:
         return timeout.seconds
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:  # noqa: PLR0124 - NaN, also of huge ints
         raise UsageError(f"{_ACCEPTED}, not {timeout!r}")
     if timeout < 0:
         raise UsageError(f"{_ACCEPTED}; {timeout!r} is negative")
-    return None if math.isinf(timeout) else float(timeout)
+    try:
+        return None if math.isinf(timeout) else float(timeout)
+    except OverflowError:
+        raise UsageError(f"{_ACCEPTED}; this number is too large") from None
 
 
 class Deadline:

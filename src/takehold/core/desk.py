@@ -94,6 +94,9 @@ class Desk:
         for seat in self.busy():
             if seat.state == HELD and seat.session is session:
                 self.lose(seat, reason)
+        with self._mutex:
+            # What it still has in the kernel or on a server must not outlive the last Hold that refers to it.
+            session.close()
 
     # -- taking --------------------------------------------------------------------------------------
 
@@ -217,7 +220,7 @@ class Desk:
 
     async def _stand_in_line(self, seat: Seat, deadline: Deadline, rt: Runtime) -> None:
         pause = self._slice(seat, DEADLOCK_FIRST)
-        while seat.state != HELD:
+        while seat.state == QUEUED:
             if seat.entry is not None and seat.entry.agent is seat:
                 await self._negotiate(seat, deadline, rt)
             elif not await self._woken(seat, rt, min(deadline.left(), pause)):
@@ -228,7 +231,8 @@ class Desk:
         assert seat.event is not None
         await seat.event.wait(None if seconds == math.inf else seconds)
         with self._mutex:
-            called = seat.state == HELD or (seat.entry is not None and seat.entry.agent is seat)
+            # Granted, and perhaps lost again before we ran: not waiting any more, in any case.
+            called = seat.state != QUEUED or (seat.entry is not None and seat.entry.agent is seat)
             if not called:
                 # Events are for one call. Under the mutex: whoever calls us up next sees the new one.
                 seat.event = rt.event()
@@ -343,23 +347,26 @@ class Desk:
 
     def _finish(self, after: Aftermath) -> list[Grant] | None:
         """Do what a decision left to be done."""
-        try:
-            self._call_up(after)
-        except BaseException:
-            # A wake-up that is lost hangs somebody else: once more, all of them.
-            self._call_up(after)
-            raise
+        while after.wake:
+            try:
+                dead = self._call_up(after)
+            except BaseException:
+                # A wake-up that is lost hangs somebody else: once more, all of them.
+                self._call_up(after)
+                raise
+            # Their loops are closed: they can never run, and their keys go to the next ones.
+            after.wake = []
+            with self._mutex:
+                self._undo(dead, after)
         for seat in after.handed:
             seat.caller.tell("handed over", seat, 0.0)
         if after.pending and self._combiner is not None:
             self._combiner.give(after.pending)
         return after.pending or None
 
-    def _call_up(self, after: Aftermath) -> None:
-        for seat in after.wake:
-            # Its loop may be closed: then it can never run, and the key goes to the next one.
-            if seat.event is not None and not seat.event.set():
-                self.undo([seat])
+    def _call_up(self, after: Aftermath) -> list[Seat]:
+        """Wake everybody; who cannot be woken."""
+        return [seat for seat in after.wake if seat.event is not None and not seat.event.set()]
 
     async def given_back(self, grants: list[Grant]) -> None:
         """Wait until the backend has these back."""
@@ -383,6 +390,11 @@ class Desk:
             if seat.state == HELD:
                 seat.watch = [*(seat.watch or ()), callback]
             return seat.lost is None
+
+    def unwatch(self, seat: Seat, callback: Callable[[], object]) -> None:
+        """Forget a callback."""
+        with self._mutex:
+            seat.watch = [other for other in seat.watch or () if other is not callback] or None
 
     def nudge(self, seats: list[Seat]) -> None:
         """Called by a finalizer, so it may lock nothing: let whoever waits for these keys sweep them up."""
@@ -420,14 +432,21 @@ class Desk:
             for seat in seats:
                 self._register.transfer(seat, me)
 
-    def release_all(self, caller: Caller) -> list[Grant] | None:
-        """Let go of everything one `Locks` object holds, and wake its waiters to find it closed."""
+    def release_all(self, caller: Caller, me: object) -> list[Grant] | None:
+        """Let go of everything one `Locks` object holds, and wake its waiters to find it closed.
+
+        A block that still runs in another task or thread is told: its key is somebody else's from now on.
+        """
         seats = [seat for seat in self.busy() if seat.caller is caller]
         for seat in seats:
             if seat.state == QUEUED and seat.event is not None:
                 seat.event.set()
         held = [seat for seat in seats if seat.state == HELD]
-        return self.release(held) if held else None
+        mine = [seat for seat in held if seat.me is me]
+        for seat in held:
+            if seat.me is not me:
+                self.lose(seat, "its Locks object was closed")
+        return self.release(mine) if mine else None
 
     def close(self) -> None:
         """End the session; whatever is still held is released with it."""

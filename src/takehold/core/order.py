@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TypeAlias
 
 from takehold.core.mutex import Mutex
@@ -11,8 +12,8 @@ from takehold.core.seat import Seat
 __all__ = ["OrderBook"]
 
 MAX_EDGES = 10_000
-_Template: TypeAlias = tuple[str, str]
-"""Namespace and template: two applications in one process have two orders."""
+_Template: TypeAlias = tuple[str, str, bytes]
+"""Namespace, template and kind of key: two applications in one process have two orders."""
 
 
 class OrderBook:
@@ -21,6 +22,8 @@ class OrderBook:
     def __init__(self) -> None:
         self._mutex = Mutex()
         self._inner: dict[_Template, dict[_Template, str]] = {}
+        self._sorted: dict[_Template, dict[_Template, str]] = {}
+        """Pairs that one request took, in its sorted order: among themselves these cannot deadlock."""
         self._edges = 0
 
     def check(self, outer: Seat, asked: list[Seat]) -> str | None:
@@ -34,9 +37,24 @@ class OrderBook:
                     return sentence
         return None
 
+    def check_request(self, seats: list[Seat]) -> str | None:
+        """Note the order in which one request takes its own keys: nesting them the other way round inverts it."""
+        found = None
+        for one, next_one in pairwise(seat for seat in seats if not seat.want.implied):
+            first, second = _template(one), _template(next_one)
+            if first == second or second in self._sorted.get(first, ()):
+                continue
+            line = site_text(one.site)
+            with self._mutex:
+                if self._edges < MAX_EDGES:
+                    self._sorted.setdefault(first, {})[second] = line
+                    self._edges += 1
+                if (before := self._inner.get(second, {}).get(first)) is not None:
+                    found = _sentence(first, second, line, before)
+        return found
+
     def _note(self, outer: Seat, inner: Seat) -> str | None:
-        first = outer.want.namespace, outer.want.template
-        second = inner.want.namespace, inner.want.template
+        first, second = _template(outer), _template(inner)
         if first == second:
             if inner.want.order >= outer.want.order:
                 return None
@@ -51,16 +69,13 @@ class OrderBook:
         with self._mutex:
             if second in self._inner.get(first, ()):
                 return None
-            before = self._path(second, first)
+            before = self._path(second, first) or self._sorted.get(second, {}).get(first)
             if before is None:
                 if self._edges < MAX_EDGES:
                     self._inner.setdefault(first, {})[second] = lines
                     self._edges += 1
                 return None
-        return (
-            f"lock order inverted: {second[1]!r} inside {first[1]!r} at {lines}, but {first[1]!r} inside {second[1]!r} "
-            f"at {before}; one day these deadlock. Take both in one lock() call, or always in one order"
-        )
+        return _sentence(first, second, lines, before)
 
     def _path(self, start: _Template, goal: _Template) -> str | None:
         """The lines of a nesting that leads from `start` inwards to `goal`."""
@@ -74,3 +89,14 @@ class OrderBook:
                     seen.add(inner)
                     todo.append((inner, lines or site))
         return None
+
+
+def _template(seat: Seat) -> _Template:
+    return seat.want.namespace, seat.want.template, seat.want.domain
+
+
+def _sentence(first: _Template, second: _Template, lines: str, before: str) -> str:
+    return (
+        f"lock order inverted: {second[1]!r} after {first[1]!r} at {lines}, but {first[1]!r} after {second[1]!r} "
+        f"at {before}; one day these deadlock. Take both in one lock() call, or always in one order"
+    )

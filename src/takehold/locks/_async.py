@@ -31,7 +31,8 @@ _current = asyncio.current_task
 class AsyncLocks(BaseLocks):
     """Named locks for asyncio tasks and processes. Making one does no I/O, and needs no running loop."""
 
-    _rt: Aio | None = None
+    _place: tuple[Any, Desk | None] = (None, None)
+    """The runtime and the desk of the loop it was last used on."""
 
     def lock(
         self,
@@ -57,27 +58,29 @@ class AsyncLocks(BaseLocks):
             lock._on_lost = _checked_on_lost(on_lost, lock)
         return lock
 
-    def _here(self) -> Desk:
+    def _here(self) -> tuple[Aio, Desk]:
         if self._caller.closed:
             raise UsageError("this AsyncLocks object is closed; make another one")
+        rt, desk = self._place
         loop = asyncio.get_running_loop()
-        if self._rt is None or self._rt.loop is not loop:
-            self._rt = Aio(loop)
-        desk = self._desk = desk_for(self._backend, self._rt, id(loop))
-        return desk
+        if desk is None or desk.closed or rt.loop is not loop:
+            rt = Aio(loop)
+            desk = self._desk = desk_for(self._backend, rt, id(loop))
+            self._place = rt, desk
+        return rt, desk
 
     async def open(self) -> Self:
         """Prove now that the backend can be used, instead of at the first acquire."""
-        await self._here().ready()
+        await self._here()[1].ready()
         return self
 
     async def close(self) -> None:
         """Give back everything this object holds; later use is a `UsageError`."""
         if not self._caller.closed:
             self._caller.closed = True
-            if self._desk is not None and (pending := self._desk.release_all(self._caller)):
+            if self._desk is not None and (pending := self._desk.release_all(self._caller, _current())):
                 await self._desk.given_back(pending)
-            self._desk = None
+            self._desk, self._place = None, (None, None)
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -90,7 +93,7 @@ class AsyncLocks(BaseLocks):
     def held(self, key: AnyKey) -> AsyncHold | None:
         """This task's own hold on the key, or None."""
         wants = self._wants((key,), EXCLUSIVE, subtree=False)
-        desk = self._here()
+        _, desk = self._here()
         for seat in desk.held.get(_current(), ()):
             if seat.want.id == wants[-1].id:
                 return AsyncHold._view(desk, seat)
@@ -98,8 +101,8 @@ class AsyncLocks(BaseLocks):
 
     async def who(self, pattern: str = "*", *, stuck_after: float | None = None) -> list[HoldRecord]:
         """Holders and waiters whose key matches, of every process that can be seen."""
-        desk = self._here()
-        records = self._own_records(desk) if self._backend.solo else await self._backend.who(desk.rt)
+        rt, desk = self._here()
+        records = self._own_records(desk) if self._backend.solo else await self._backend.who(rt)
         return self._matching(pattern, records, stuck_after)
 
     async def busy(self, prefix: str = "") -> set[str]:
@@ -111,12 +114,13 @@ class AsyncLocks(BaseLocks):
 
         With `terminate`, an owner that does not answer in time is ended, with everything else it holds.
         """
-        desk = self._here()
+        rt, desk = self._here()
+        _recipes.check_hold_id(hold)
         own = self._own_hold(desk, hold)
         if own is not None:
             desk.lose(own, "evicted by an operator")
             return True
-        return await self._backend.evict(desk.rt, hold, terminate=terminate, timeout=timeout)
+        return await self._backend.evict(rt, hold, terminate=terminate, timeout=timeout)
 
     def slots(self, key: str, count: int, *, timeout: Timeout | Default = DEFAULT) -> AsyncSlots:
         """A semaphore: one of `count` slots of the key. `hold.slot` says which."""
@@ -181,22 +185,21 @@ class AsyncLock(BaseLock):
 
     async def acquire(self) -> AsyncHold:
         """Wait for the keys; `LockTimeout` names who is in the way."""
-        hold, taken = self._begin(2)
+        hold, taken, rt = self._begin(2)
         if taken < len(hold._seats):
-            await self._wait(hold, taken, self._timeout)
+            await self._wait(hold, taken, self._timeout, rt)
         return hold
 
     async def try_acquire(self) -> AsyncHold | None:
         """Take the keys if nobody has them; never wait."""
-        hold, taken = self._begin(2)
+        hold, taken, rt = self._begin(2, waits=False)
         if taken < len(hold._seats):
-            desk = hold._desk
-            if not await desk.take_now(hold._seats, taken, self._locks._rt):
+            if not await hold._desk.take_now(hold._seats, taken, rt):
                 return None
             self._locks._tell_acquired(hold._seats)
         return hold
 
-    def _begin(self, depth: int) -> tuple[AsyncHold, int]:
+    def _begin(self, depth: int, waits: bool = True) -> tuple[AsyncHold, int, Aio]:
         """The hold first, so that a lost caller has a finalizer; then one grab."""
         locks = self._locks
         if self._used:
@@ -206,9 +209,10 @@ class AsyncLock(BaseLock):
         me = _current()
         if me is None:
             raise UsageError("AsyncLocks are for tasks; there is none running here")
-        desk = locks._desk
-        if desk is None or desk.closed or locks._rt.loop is not me.get_loop():
-            desk = locks._here()
+        # One pair, read at once: the same object may be in use on another loop in another thread.
+        rt, desk = locks._place
+        if desk is None or desk.closed or rt.loop is not me.get_loop():
+            rt, desk = locks._here()
         site, caller = self._site, locks._caller
         wants = self._wants
         if len(wants) == 1:
@@ -218,15 +222,14 @@ class AsyncLock(BaseLock):
             for seat in seats:
                 seat.group = seats
         hold = AsyncHold(desk, seats)
-        if mine := desk.held.get(me):
-            locks._check_order(desk, mine, seats, depth + 1)
+        if waits and (len(seats) > 1 or me in desk.held):
+            locks._check_order(desk, desk.held.get(me, ()), seats, depth + 1)
         taken = desk.grab(seats)
         if caller.listeners and taken == len(seats):
             locks._tell_acquired(seats)
-        return hold, taken
+        return hold, taken, rt
 
-    async def _wait(self, hold: AsyncHold, taken: int, timeout: Timeout | Default) -> None:
-        rt = self._locks._rt
+    async def _wait(self, hold: AsyncHold, taken: int, timeout: Timeout | Default, rt: Aio) -> None:
         patience = self._locks._timeout_of(timeout)
         deadline = Deadline(rt.now, seconds_of(patience))
         try:
@@ -239,23 +242,19 @@ class AsyncLock(BaseLock):
         self._locks._tell_acquired(hold._seats, waited)
 
     async def __aenter__(self) -> AsyncHold:
-        hold, taken = self._begin(2)
+        hold, taken, rt = self._begin(2)
         if taken < len(self._wants):
-            await self._wait(hold, taken, self._timeout)
-        if self._open is None:
-            self._open = [hold]
-        else:
-            self._open.append(hold)
+            await self._wait(hold, taken, self._timeout, rt)
+        me, opened = hold._seats[0].me, self._open
+        opened[me] = (opened[me], hold) if me in opened else hold
         if self._on_lost == "cancel":
-            hold._cancel_on_loss()
+            hold._cancel_on_loss(me)
         return hold
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened: list[AsyncHold] = self._open  # type: ignore[assignment]
-        hold = opened[-1] if len(opened) == 1 else self._entered_by(_current())
-        opened.remove(hold)
+        hold: AsyncHold = self._leaving(_current())
         if (reason := hold._let_go()) is not None or hold._cancelled:
             await hold._explain(reason, kind, error)
 
@@ -273,7 +272,7 @@ class AsyncSlots(AsyncLock):
         """Wait for a slot."""
         if (hold := await self.try_acquire()) is not None:
             return hold
-        rt = self._locks._rt
+        rt, _ = self._locks._here()
         deadline = Deadline(rt.now, seconds_of(self._locks._timeout_of(self._timeout)))
         if deadline.left() <= 0:
             raise await self._full(deadline)
@@ -298,8 +297,9 @@ class AsyncSlots(AsyncLock):
 
     async def __aenter__(self) -> AsyncHold:
         hold = await self.acquire()
-        self._open = [*(self._open or ()), hold]
-        hold._cancel_on_loss()
+        me, opened = hold._seats[0].me, self._open
+        opened[me] = (opened[me], hold) if me in opened else hold
+        hold._cancel_on_loss(me)
         return hold
 
     async def _full(self, deadline: Deadline) -> LockTimeout:
@@ -330,11 +330,15 @@ class AsyncHold(BaseHold):
     async def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the hold is lost; False when `timeout` seconds passed without that."""
         event = Aio(asyncio.get_running_loop()).event()
-        self.on_lost(event.set)
-        return await event.wait(timeout) or self.lost
+        ring = event.set
+        self.on_lost(ring)
+        try:
+            return await event.wait(timeout) or self.lost
+        finally:
+            self._desk.unwatch(self._seats[-1], ring)
 
     async def __aenter__(self) -> Self:
-        self._cancel_on_loss()
+        self._cancel_on_loss(_current())
         return self
 
     async def __aexit__(
@@ -343,10 +347,9 @@ class AsyncHold(BaseHold):
         if (reason := self._let_go()) is not None or self._cancelled:
             await self._explain(reason, kind, error)
 
-    def _cancel_on_loss(self) -> None:
+    def _cancel_on_loss(self, task: Any) -> None:
         """From here to the end of the block, a loss cancels this task, as `asyncio.timeout` would."""
         seat = self._seats[-1]
-        task: Any = seat.me
         self._cancelling = task.cancelling()
         self._task = task
         seat.body = self

@@ -16,7 +16,7 @@ from takehold.core.events import LockEvent, Tally
 from takehold.core.key import TEXT, AnyKey, checked, checked_namespace, encode
 from takehold.core.owner import Owner, Site, site_text
 from takehold.core.record import HoldRecord, Statistics, since
-from takehold.core.seat import HELD, Caller, OrderPolicy, Seat
+from takehold.core.seat import HELD, QUEUED, Caller, OrderPolicy, Seat
 from takehold.core.waits import hold_id
 from takehold.core.want import EXCLUSIVE, SHARED, Mode, Shared, Want, mode_of, want_for_text, wants_for
 from takehold.errors import HoldLost, LockOrderWarning, UsageError, WouldDeadlock
@@ -128,7 +128,10 @@ class BaseLocks:
         policy = self._caller.check_order
         if policy == "off":
             return
-        sentence = desk.order.check(next(reversed(held)), seats)
+        outer = next(reversed(tuple(held)), None)
+        sentence = desk.order.check_request(seats) if len(seats) > 1 else None
+        if outer is not None:
+            sentence = desk.order.check(outer, seats) or sentence
         if sentence is None:
             return
         if policy == "raise":
@@ -158,20 +161,26 @@ class BaseLock:
 
     _locks: Any = None
     _used = False
-    _open: list[Any] | None = None
-    """Holds of running blocks: one request may be in use by several threads or tasks."""
 
     def __init__(self, locks: BaseLocks, wants: tuple[Want, ...], timeout: Timeout | Default, site: Site) -> None:
         self._locks = locks
         self._wants = wants
         self._timeout = timeout
         self._site = site
+        self._open: dict[object, Any] = {}
+        """Holds of running blocks, by who entered: one request may be in use by several threads or tasks."""
 
-    def _entered_by(self, me: object) -> Any:
-        """The hold this thread or task entered a block with; a generator may leave on another one."""
-        opened = self._open
-        assert opened is not None
-        return next((other for other in opened if other._seats[0].me is me), opened[-1])
+    def _leaving(self, me: object) -> Any:
+        """The hold that this thread or task entered its block with."""
+        entered = self._open.pop(me, None)
+        if entered is None:
+            if len(self._open) != 1:
+                raise UsageError(f"{self!r}: a block is left in another task or thread than it was entered in")
+            # A generator may leave on another thread than it entered; here it can only be this one.
+            me, entered = self._open.popitem()
+        if type(entered) is tuple:  # entered twice, as slots can be
+            self._open[me], entered = entered
+        return entered
 
     def __del__(self) -> None:
         if not self._used and self._locks is not None and not self._locks.closed:
@@ -212,9 +221,12 @@ class BaseHold:
         # Only a deque and a warning: a mutex here would deadlock when the collector runs inside one.
         if self._done:
             return
-        if any(seat.state == HELD for seat in self._seats):
+        states = {seat.state for seat in self._seats}
+        if QUEUED in states or HELD in states:
+            # In line without anybody who waits: its acquire was interrupted twice.
             self._desk.abandoned.extend(self._seats)
             self._desk.nudge(self._seats)
+        if HELD in states:
             warnings.warn(
                 f"{self!r} was dropped while held and is released late; use a with statement or release()",
                 ResourceWarning,

@@ -24,6 +24,11 @@ def desk_for(backend: Backend, rt: Runtime, scope: int) -> Desk:
     key = (backend.identity, scope)
     with _mutex:
         desk = _open.get(key)
-        if desk is None or desk.closed or desk.rt != rt:
+        if desk is None or desk.closed or not _same(desk.rt, rt):
             desk = _open[key] = Desk(backend, rt)
         return desk
+
+
+def _same(one: Runtime, other: Runtime) -> bool:
+    """Whether two runtimes stand for the same loop: the id of a closed one may have come back."""
+    return getattr(one, "loop", None) is getattr(other, "loop", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import Awaitable, Callable
 from string import Formatter
 from typing import Any
@@ -55,6 +56,20 @@ def _checked_busy(busy: object) -> None:
         raise UsageError(f"busy is 'wait', 'skip', 'raise' or a callable, not {busy!r}")
 
 
+def _refuse_generators(function: Callable[..., Any]) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(f"{function.__qualname__}() is a generator: its body would run after the lock was released")
+
+
+_HOLD_ID = re.compile(r"[0-9]+(\.[0-9a-f]+)?-[0-9a-f]+(-[0-9]+)?")
+
+
+def check_hold_id(hold: object) -> None:
+    """`UsageError` for what cannot be the id of a hold."""
+    if not isinstance(hold, str) or not _HOLD_ID.fullmatch(hold):
+        raise UsageError(f"evict() takes the id of a hold, as who() shows it: '4711.1f2e3d4c-0-17'; not {hold!r}")
+
+
 def _site_of(function: Callable[..., Any]) -> str:
     code = inspect.unwrap(function).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
@@ -65,6 +80,7 @@ def guarded(locks: Any, template: str, busy: Any, timeout: Any, mode: Any) -> Ca
     _checked_busy(busy)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        _refuse_generators(function)
         if inspect.iscoroutinefunction(function):
             raise UsageError(f"{function.__qualname__}() is async: use AsyncLocks.guard, or the lock ends before it")
         key_of, site = key_maker(template, function), _site_of(function)
@@ -92,6 +108,7 @@ def guarded_async(locks: Any, template: str, busy: Any, timeout: Any, mode: Any)
     _checked_busy(busy)
 
     def decorate(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        _refuse_generators(function)
         if not inspect.iscoroutinefunction(function):
             raise UsageError(f"{getattr(function, '__qualname__', function)}() is not async: use Locks.guard")
         key_of, site = key_maker(template, function), _site_of(function)

@@ -66,7 +66,7 @@ class Locks(BaseLocks):
         """Give back everything this object holds; later use is a `UsageError`."""
         if not self._caller.closed:
             self._caller.closed = True
-            if self._desk is not None and (pending := self._desk.release_all(self._caller)):
+            if self._desk is not None and (pending := self._desk.release_all(self._caller, here.party)):
                 run(self._desk.given_back(pending))
             self._desk = None
 
@@ -103,6 +103,7 @@ class Locks(BaseLocks):
         With `terminate`, an owner that does not answer in time is ended, with everything else it holds.
         """
         desk = self._here()
+        _recipes.check_hold_id(hold)
         own = self._own_hold(desk, hold)
         if own is not None:
             desk.lose(own, "evicted by an operator")
@@ -168,7 +169,7 @@ class Lock(BaseLock):
 
     def try_acquire(self) -> Hold | None:
         """Take the keys if nobody has them; never wait."""
-        hold, desk, taken = self._begin(3)
+        hold, desk, taken = self._begin(3, waits=False)
         if taken < len(hold._seats):
             if not run(desk.take_now(hold._seats, taken, _rt)):
                 return None
@@ -181,7 +182,7 @@ class Lock(BaseLock):
             self._wait(desk, hold._seats, taken, timeout)
         return hold
 
-    def _begin(self, depth: int) -> tuple[Hold, Desk, int]:
+    def _begin(self, depth: int, waits: bool = True) -> tuple[Hold, Desk, int]:
         """The hold first, so that an interrupted caller has a finalizer; then one grab."""
         locks = self._locks
         if self._used:
@@ -201,8 +202,8 @@ class Lock(BaseLock):
             for seat in seats:
                 seat.group = seats
         hold = Hold(desk, seats)
-        if mine := desk.held.get(me):
-            locks._check_order(desk, mine, seats, depth)
+        if waits and (len(seats) > 1 or me in desk.held):
+            locks._check_order(desk, desk.held.get(me, ()), seats, depth)
         taken = desk.grab(seats)
         if caller.listeners and taken == len(seats):
             locks._tell_acquired(seats)
@@ -224,22 +225,14 @@ class Lock(BaseLock):
         hold, desk, taken = self._begin(3)
         if taken < len(self._wants):
             self._wait(desk, hold._seats, taken, self._timeout)
-        if self._open is None:
-            self._open = [hold]
-        else:
-            self._open.append(hold)
+        me, opened = hold._seats[0].me, self._open
+        opened[me] = (opened[me], hold) if me in opened else hold
         return hold
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened = self._open
-        assert opened is not None
-        hold = opened[-1]
-        if hold._seats[0].me is not here.party:
-            hold = self._entered_by(here.party)
-        opened.remove(hold)
-        hold._leave(kind)
+        self._leaving(here.party)._leave(kind)
 
 
 class Slots(Lock):
@@ -257,6 +250,7 @@ class Slots(Lock):
         deadline = Deadline(_rt.now, seconds_of(self._locks._timeout_of(timeout)))
         if deadline.left() <= 0:
             raise self._full(deadline)
+        _rt.may_wait()
         # One at a time looks for a free slot, first come first served: cheap for everybody else.
         with self._locks.lock(self._line, timeout=_recipes.left(deadline)):
             backoff = Backoff(0.0005, 0.02, _rt.random)
@@ -278,7 +272,8 @@ class Slots(Lock):
 
     def __enter__(self) -> Hold:
         hold = self._acquire(self._timeout)
-        self._open = [*(self._open or ()), hold]
+        me, opened = hold._seats[0].me, self._open
+        opened[me] = (opened[me], hold) if me in opened else hold
         return hold
 
     def _full(self, deadline: Deadline) -> LockTimeout:
@@ -303,9 +298,15 @@ class Hold(BaseHold):
 
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the hold is lost; False when `timeout` seconds passed without that."""
+        if timeout != 0:
+            _rt.may_wait()
         event = _rt.event()
-        self.on_lost(event.set)
-        return run(event.wait(timeout)) or self.lost
+        ring = event.set
+        self.on_lost(ring)
+        try:
+            return run(event.wait(timeout)) or self.lost
+        finally:
+            self._desk.unwatch(self._seats[-1], ring)
 
     def __enter__(self) -> Self:
         return self

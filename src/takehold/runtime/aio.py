@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -66,6 +68,22 @@ class AioEvent:
             self._future = None
             if timer is not None:
                 timer.cancel()
+
+
+@types.coroutine
+def _rest(coro: Coroutine[Any, Any, T], suspended: Any) -> Generator[Any, Any, T]:
+    """What is left of a coroutine that was stepped once."""
+    while True:
+        try:
+            value = yield suspended
+        except BaseException as thrown:  # noqa: BLE001 - passed on
+            step: Callable[[], Any] = functools.partial(coro.throw, thrown)
+        else:
+            step = functools.partial(coro.send, value)
+        try:
+            suspended = step()
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
 
 
 class AioTask:
@@ -137,8 +155,15 @@ class Aio:
         return AioTask(self.loop, coro, name)
 
     async def shield(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Finish `coro`; a bare `asyncio.shield` would let go of it at the first cancel."""
-        task = self.loop.create_task(coro)
+        """Finish `coro`; a bare `asyncio.shield` would let go of it at the first cancel.
+
+        Its first step runs here: a task that is cancelled before it starts, or a loop that is closed, would do none.
+        """
+        try:
+            suspended = coro.send(None)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        task = self.loop.create_task(_rest(coro, suspended))
         cancelled: asyncio.CancelledError | None = None
         while not task.done():
             try:

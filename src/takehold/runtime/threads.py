@@ -110,8 +110,9 @@ class _AlarmClock:
         with self._changed:
             heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._number), alarm))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="takehold-alarms", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="takehold-alarms", daemon=True)
+                thread.start()
+                self._thread = thread
             elif self._heap[0][2] is alarm:
                 self._changed.notify()
         return alarm
@@ -121,7 +122,7 @@ class _AlarmClock:
             if (callback := alarm.callback) is not None:
                 try:
                     callback()
-                except Exception:
+                except BaseException:  # an exit() in one callback must not silence all others
                     log.exception("a timer callback failed", extra={"event": "timer.failed"})
 
     def _next(self) -> _Alarm | None:

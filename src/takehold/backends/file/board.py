@@ -46,7 +46,7 @@ RECORD_SIZE: Final = 2048
 TEXT_SIZE: Final = RECORD_SIZE - TEXT_AT
 FREE, HELD, WAITING = 0, 1, 2
 IS_SHARED, IS_IMPLIED = 1, 2
-FIRST_SLOTS: Final = 512
+FIRST_SLOTS: Final = 64
 MAX_SLOTS: Final = 65_536
 
 
@@ -78,7 +78,8 @@ class Board:
         draft = f"boards/.{name}"
         # Two descriptions: a map keeps a copy of its descriptor, also in a forked child, which must not keep the lock.
         self.fd, mapped = directory.open(draft), directory.open(draft)
-        os.ftruncate(mapped, HEADER_SIZE + FIRST_SLOTS * RECORD_SIZE)
+        # Allocated, not sparse: a full disk must be an error here, not a SIGBUS at some later write.
+        os.posix_fallocate(mapped, 0, HEADER_SIZE + FIRST_SLOTS * RECORD_SIZE)
         self._map = mmap.mmap(mapped, 0)
         # A map of its own for the header: the other one must be free to grow.
         self.evictions = memoryview(mmap.mmap(mapped, HEADER_SIZE)).cast("Q")
@@ -146,7 +147,8 @@ class Board:
 
     def _describe(self, seat: Seat, start: int) -> None:
         want = seat.want
-        text = f"{want.text}\0{want.namespace}\0{seat.caller.label or ''}\0{site_text(seat.site)}".encode()
+        words = f"{want.text}\0{want.namespace}\0{seat.caller.label or ''}\0{site_text(seat.site)}"
+        text = words.encode(errors="backslashreplace")  # a path need not be UTF-8
         size = min(len(text), TEXT_SIZE)
         self._map[start + TEXT_AT : start + TEXT_AT + size] = text[:size]
         kind = (IS_SHARED if want.mode is SHARED else 0) | (IS_IMPLIED if want.implied else 0)
@@ -155,10 +157,15 @@ class Board:
     def _grow(self) -> bool:
         if self._slots >= MAX_SLOTS:
             return False
-        more = self._slots
+        more, size = self._slots, HEADER_SIZE + 2 * self._slots * RECORD_SIZE
+        try:
+            os.posix_fallocate(self.fd, 0, size)
+            self._map.resize(size)
+        except OSError:
+            # No room to be seen; the lock itself is none the worse.
+            return False
         self._slots += more
         self._about += [()] * more
-        self._map.resize(HEADER_SIZE + self._slots * RECORD_SIZE)
         self._free = list(range(self._slots - 1, more - 1, -1))
         return True
 

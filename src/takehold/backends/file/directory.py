@@ -106,8 +106,7 @@ class Directory:
     def _map(self, name: str, size: int) -> mmap.mmap:
         fd = self.open(name)
         try:
-            if os.fstat(fd).st_size < size:
-                os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, size)
             return mmap.mmap(fd, size)
         finally:
             os.close(fd)
@@ -140,8 +139,7 @@ class Directory:
         fd = self.open("fence")
         try:
             with locked(fd):
-                if os.fstat(fd).st_size < FENCE.size:
-                    os.ftruncate(fd, FENCE.size)
+                os.posix_fallocate(fd, 0, FENCE.size)
                 mapped = mmap.mmap(fd, FENCE.size)
                 base, high, known = FENCE.unpack_from(mapped)
                 if known != boot:

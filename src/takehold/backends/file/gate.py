@@ -8,6 +8,7 @@ releases rings it, so a long wait can poll rarely and still end at once.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from contextlib import suppress
@@ -27,9 +28,11 @@ NO_BELL: Final = 1
 BELL_AFTER: Final = 0.002
 FIRST_PAUSE: Final = 0.000_05
 AT_GATE_PAUSE: Final = 0.001
-IN_LINE_PAUSE: Final = 0.002
-LONG_WAIT: Final = 1.0
-LONG_PAUSE: Final = 0.020
+NEWCOMER: Final = 0.05
+NEWCOMER_PAUSE: Final = 0.002
+IN_LINE_PAUSE: Final = 0.001
+LONG_WAIT: Final = 30.0
+LONG_PAUSE: Final = 0.002
 WITH_BELL: Final = 0.050
 
 
@@ -45,9 +48,9 @@ def ring(bell: int) -> None:
     """Wake a waiter, if it has a bell and still listens; it polls anyway."""
     if bell == NO_BELL:
         return
-    if not _ringer:
-        _ringer.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
     with suppress(OSError):
+        if not _ringer:
+            _ringer.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
         _ringer[0].sendto(b"!", _address(bell))
 
 
@@ -61,9 +64,12 @@ class FileTurn:
         self._seat = seat
         self._spot: Spot = want.place
         self._at_gate = False
+        self._own: int | None = None
+        """A descriptor of its own, beside another grant of ours."""
         self._grant: Grant | None = None
         self._bell: socket.socket | None = None
         self._number = NO_BELL
+        self._deaf = False
         self._started = session.rt.now()
         self._backoff = Backoff(FIRST_PAUSE, AT_GATE_PAUSE, session.rt.random)
 
@@ -72,8 +78,11 @@ class FileTurn:
         rt = self._session.rt
         until = min(deadline.at, rt.now() + seconds)
         while True:
-            if self._try():
-                return self._grant
+            if not self._session.usable:
+                self._session.attend()
+            with self._session.mutex:
+                if self._session.lost is None and self._try():
+                    return self._grant
             left = until - rt.now()
             if left <= 0 or self._session.lost is not None:
                 return None
@@ -82,16 +91,21 @@ class FileTurn:
     def _try(self) -> bool:
         session, spot = self._session, self._spot
         if not self._at_gate:
-            self._at_gate = session.enter_gate(spot)
-            if not self._at_gate:
+            # Noted before the call: an interrupt after it must not leak the gate. To unlock twice is harmless.
+            self._at_gate = True
+            if not session.enter_gate(spot):
+                self._at_gate = False
                 return False
             session.board.at_gate(self._seat, True)
             self._backoff = Backoff(FIRST_PAUSE, AT_GATE_PAUSE, session.rt.random)
         # Raised again at every try: a waiter of another key in the same slot may have taken it down.
         session.flags[spot.flag] = self._number
-        self._grant = session.take_past_gate(self._want, self._beside)
+        if self._beside and self._own is None:
+            self._own = session.open_stripe(spot)
+        self._grant = session.take_past_gate(self._want, self._own)
         if self._grant is None:
             return False
+        self._own = None
         self._step_aside()
         return True
 
@@ -99,44 +113,59 @@ class FileTurn:
         rt = self._session.rt
         waited = rt.now() - self._started
         if not self._at_gate:
-            pause = LONG_PAUSE if waited > LONG_WAIT else min(self._backoff.next(), IN_LINE_PAUSE)
+            # Who has waited longer tries more often than a newcomer, or it would lose to newcomers for ever.
+            pause = NEWCOMER_PAUSE if waited < NEWCOMER else IN_LINE_PAUSE if waited < LONG_WAIT else LONG_PAUSE
             await rt.sleep(min(left, pause))
-        elif waited < BELL_AFTER:
+        elif waited < BELL_AFTER or self._deaf:
             await rt.sleep(min(left, self._backoff.next()))
         elif self._bell is None:
             # The next try puts its number into the flag; only then does it make sense to listen for long.
-            self._bell = self._hang_bell()
+            self._hang_bell()
         elif await rt.readable(self._bell.fileno(), min(left, WITH_BELL)):
             with suppress(OSError):
                 self._bell.recv(16)
 
-    def _hang_bell(self) -> socket.socket:
-        bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        while True:
-            self._number = secrets.randbits(32) | 2
-            with suppress(OSError):
-                bell.bind(_address(self._number))
-                return bell
+    def _hang_bell(self) -> None:
+        """Bind a bell; where that is refused, or there are no descriptors left, polling must do."""
+        number = secrets.randbits(32) | 2
+        try:
+            bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            self._deaf = True
+            return
+        try:
+            bell.bind(_address(number))
+        except OSError:
+            bell.close()
+            self._deaf = True
+        else:
+            self._bell, self._number = bell, number
 
     def _step_aside(self) -> None:
         """Open the gate for the next one."""
         session, spot = self._session, self._spot
         if self._at_gate:
-            self._at_gate = False
             session.flags[spot.flag] = 0
-            session.board.at_gate(self._seat, False)
             session.leave_gate(spot)
+            self._at_gate = False
+            session.board.at_gate(self._seat, False)
         if self._bell is not None:
             self._bell.close()
             self._bell = None
 
     async def leave(self) -> None:
         """Give the place back, and the grant if it came too late."""
-        if self._grant is not None:
-            self._session.give(self._grant)
-            self._grant = None
-        elif self._at_gate and self._session.lost is None and not self._beside:
-            # Interrupted inside the try: unlock a byte that may or may not be locked.
-            self._session.forget(self._want)
-        if self._session.lost is None:
+        with self._session.mutex:
+            if self._own is not None:
+                # Closing it unlocks what may or may not be locked.
+                os.close(self._own)
+                self._own = None
+            if self._session.lost is not None:
+                return
+            if self._grant is not None:
+                self._session.give(self._grant)
+                self._grant = None
+            elif self._at_gate and not self._beside:
+                # Interrupted inside the try: unlock a byte that may or may not be locked.
+                self._session.forget(self._want)
             self._step_aside()

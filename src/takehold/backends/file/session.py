@@ -10,11 +10,14 @@ import errno
 import fcntl
 import os
 import secrets
+import sys
+import threading
 import time
+from contextlib import suppress
 from typing import Final
 
-from takehold.backends.file.board import EVICTIONS_INDEX, Board
-from takehold.backends.file.cycle import deadlock_sentence
+from takehold.backends.file.board import EVICTIONS_INDEX, Board, boards
+from takehold.backends.file.cycle import Picture, deadlock_sentence
 from takehold.backends.file.directory import FLAGS, FLOCK, STRIPES, Directory, lock_record
 from takehold.backends.file.gate import FileTurn, ring
 from takehold.backends.file.seen import blocking
@@ -30,6 +33,7 @@ __all__ = ["FileSession", "Spot"]
 PATROL: Final = 0.1
 IDLE_PATROLS: Final = 10
 MARK_PATROLS: Final = 10
+PICTURE_NS: Final = 200_000_000
 EVICTED: Final = "evicted by an operator"
 _fcntl = fcntl.fcntl
 _SETLK: Final = fcntl.F_OFD_SETLK
@@ -65,7 +69,12 @@ class FileSession:
         self._fences = directory.fences
         self._stripes = [-1] * STRIPES
         self._gates = [-1] * STRIPES
+        self.mutex = threading.Lock()
+        """For what happens outside the desk's mutex: attempts at the gate."""
+        self._opening = threading.Lock()
         self._loose = -1
+        self._picture: Picture | None = None
+        self._pictured = 0
         try:
             self.board = Board(directory, f"{os.getpid()}.{secrets.token_hex(4)}")
         except OSError as error:
@@ -107,33 +116,45 @@ class FileSession:
         spot: Spot = want.place
         if self.flags[spot.flag] and not self._gate_is_free(spot):
             return None
-        return self.take_past_gate(want, beside)
-
-    def take_past_gate(self, want: Want, beside: bool) -> Grant | None:
-        """The lock itself, whoever waits: for the one at the gate."""
-        spot: Spot = want.place
-        own = None
-        if beside:
-            # One description cannot hold a byte twice: a second shared grant needs its own.
-            # Noted first, so that `forget` finds it after a Ctrl-C.
-            fd = own = self._loose = self._open(f"stripe-{spot.stripe:02x}")
-        else:
-            fd = self._stripe(spot)
-        try:
-            _fcntl(fd, _SETLK, spot.write if want.mode is EXCLUSIVE else _read_record(spot))
-        except OSError as error:
+        if not beside:
+            return self.take_past_gate(want, None)
+        # Noted first, so that `forget` finds it after a Ctrl-C; the desk's mutex keeps it ours.
+        self._loose = self.open_stripe(spot)
+        grant = self.take_past_gate(want, self._loose)
+        if grant is None:
             self._close_loose()
-            self._refused(error)
-            return None
-        now = _now()
-        grant = Grant(self, want, self._fences[0] + now, now, own)
         self._loose = -1
         return grant
 
+    def take_past_gate(self, want: Want, own: int | None) -> Grant | None:
+        """The lock itself, whoever waits; on a descriptor of its own beside another grant of ours.
+
+        One description cannot hold a byte twice: a second shared grant needs another one.
+        """
+        spot: Spot = want.place
+        fd = self._stripe(spot) if own is None else own
+        try:
+            _fcntl(fd, _SETLK, spot.write if want.mode is EXCLUSIVE else _read_record(spot))
+        except OSError as error:
+            self._refused(error)
+            return None
+        now = _now()
+        return Grant(self, want, self._fences[0] + now, now, own)
+
+    def open_stripe(self, spot: Spot) -> int:
+        """A further descriptor on the file with this key's byte."""
+        return self._open(f"stripe-{spot.stripe:02x}")
+
     def _stripe(self, spot: Spot) -> int:
-        if self._stripes[spot.stripe] < 0:
-            self._stripes[spot.stripe] = self._open(f"stripe-{spot.stripe:02x}")
-        return self._stripes[spot.stripe]
+        return self._opened(self._stripes, spot, "stripe")
+
+    def _opened(self, fds: list[int], spot: Spot, kind: str) -> int:
+        if fds[spot.stripe] < 0:
+            with self._opening:
+                # Looked at again: two threads that both opened it would lock one byte on two descriptors.
+                if fds[spot.stripe] < 0:
+                    fds[spot.stripe] = self._open(f"{kind}-{spot.stripe:02x}")
+        return fds[spot.stripe]
 
     def _refused(self, error: OSError) -> None:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
@@ -184,9 +205,7 @@ class FileSession:
 
     def gate(self, spot: Spot) -> int:
         """The descriptor of the file with this key's gate byte."""
-        if self._gates[spot.stripe] < 0:
-            self._gates[spot.stripe] = self._open(f"gate-{spot.stripe:02x}")
-        return self._gates[spot.stripe]
+        return self._opened(self._gates, spot, "gate")
 
     def enter_gate(self, spot: Spot) -> bool:
         """Take the gate byte if nobody has it."""
@@ -201,11 +220,14 @@ class FileSession:
         _fcntl(self.gate(spot), _SETLK, spot.unlock)
 
     def _gate_is_free(self, spot: Spot) -> bool:
-        """A flag is up: is somebody really there, or was it left by a dead waiter or by a neighbour's key?"""
-        if not self.enter_gate(spot):
+        """A flag is up: is somebody really there, or was it left by a dead waiter or by a neighbour's key?
+
+        Only asked, never taken: two that look at once must not see each other.
+        """
+        answer = _fcntl(self.gate(spot), fcntl.F_OFD_GETLK, spot.write)
+        if int.from_bytes(answer[:2], sys.byteorder) != fcntl.F_UNLCK:
             return False
         self.flags[spot.flag] = 0
-        self.leave_gate(spot)
         return True
 
     def turn(self, want: Want, beside: bool, seat: Seat) -> FileTurn:
@@ -221,8 +243,10 @@ class FileSession:
             if reason := self.directory.trouble(self._stripes):
                 self.lost = reason
             else:
-                self.usable = True
-                self.rt.later(PATROL, self._patrol)
+                # At interpreter exit there are no new threads: then every acquire looks for itself.
+                with suppress(RuntimeError):
+                    self.rt.later(PATROL, self._patrol)
+                    self.usable = True
 
     def _patrol(self) -> None:
         if self.lost is not None:
@@ -254,8 +278,13 @@ class FileSession:
         return self.lost or (EVICTED if self.board.evicted(seat) else None)
 
     def deadlock(self, seat: Seat) -> str | None:
-        """Follow who waits for whom over all boards."""
-        return deadlock_sentence(self.directory.path, self.board.id_of(seat)) if seat.slot >= 0 else None
+        """Follow who waits for whom over all boards; all waiters of this process share one reading of them."""
+        if seat.slot < 0:
+            return None
+        now = _now()
+        if self._picture is None or now - self._pictured > PICTURE_NS:
+            self._picture, self._pictured = Picture(boards(self.directory.path)), now
+        return deadlock_sentence(self.directory.path, self.board.id_of(seat), self._picture)
 
     def blockers(self, want: Want) -> list[HoldRecord]:
         """Holders of this byte on any board."""
@@ -268,8 +297,9 @@ class FileSession:
         self.usable = False
         if self.lost is None:
             self.lost = "closed"
-        self.board.close()
-        self._drop()
+        with self.mutex:
+            self.board.close()
+            self._drop()
 
     def after_fork(self) -> None:
         """Close our copies: the parent's descriptions, and so its locks, stay."""

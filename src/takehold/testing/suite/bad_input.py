@@ -143,7 +143,7 @@ class TestBadInput:
             lambda locks: locks.who(),
             lambda locks: locks.busy(),
             lambda locks: locks.held("k"),
-            lambda locks: locks.evict("1"),
+            lambda locks: locks.evict(hold.id),
             lambda locks: locks.open(),
             lambda _: request.acquire(),
         ):
