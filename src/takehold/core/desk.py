@@ -423,7 +423,7 @@ class Desk:
         for call in watchers:
             try:
                 call()
-            except Exception:
+            except (Exception, SystemExit):  # an exit() in a callback would end the thread that watches for all
                 log.exception("an on_lost callback failed", extra={"event": "callback.failed"})
 
     def give_to(self, seats: list[Seat], me: object) -> None:

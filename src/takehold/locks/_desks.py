@@ -25,8 +25,17 @@ def desk_for(backend: Backend, rt: Runtime, scope: int) -> Desk:
     with _mutex:
         desk = _open.get(key)
         if desk is None or desk.closed or not _same(desk.rt, rt):
+            _bury_the_dead()
             desk = _open[key] = Desk(backend, rt)
         return desk
+
+
+def _bury_the_dead() -> None:
+    """Tasks of a closed loop can never run again: what they hold or wait for must not outlive it."""
+    for desk in list(_open.values()):
+        loop = getattr(desk.rt, "loop", None)
+        if loop is not None and loop.is_closed():
+            desk.close()
 
 
 def _same(one: Runtime, other: Runtime) -> bool:

@@ -21,9 +21,9 @@ in which `yield` stands for `await` where there is something to await, and lets 
         yield hold.release()
 """
 
-from takehold.testing.faces.common import PATIENCE, Call, Face, Held, Steps, Work, Worker, eventually
 from takehold.testing.faces.tasks import AsyncioFace
 from takehold.testing.faces.threads import ThreadFace
+from takehold.testing.faces.vocabulary import PATIENCE, Call, Face, Held, Steps, Work, Worker, eventually
 
 __all__ = [
     "PATIENCE",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from takehold.locks._async import AsyncLocks
-from takehold.testing.faces.common import PATIENCE, Call, Face, Steps, Work, Worker, wrapped
+from takehold.testing.faces.vocabulary import PATIENCE, Call, Face, Steps, Work, Worker, wrapped
 
 __all__ = ["AsyncioFace"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from takehold.locks._sync import Locks
 from takehold.runtime import Threads
-from takehold.testing.faces.common import PATIENCE, Call, Face, Steps, Work, Worker, wrapped
+from takehold.testing.faces.vocabulary import PATIENCE, Call, Face, Steps, Work, Worker, wrapped
 
 __all__ = ["ThreadFace"]
 
