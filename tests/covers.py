@@ -17,9 +17,7 @@ ID = re.compile(r"[A-Z]+-[1-9][0-9]*")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--covers", action="store_true", help="fail when a promised behaviour has no passing test"
-    )
+    parser.addoption("--covers", action="store_true", help="fail when a promised behaviour has no passing test")
 
 
 def pytest_configure(config: pytest.Config) -> None:

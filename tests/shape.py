@@ -149,9 +149,7 @@ def _refusal(own: str, one: Import) -> str | None:
     if target == ROOT and own in LAYERS and layer <= SURFACE:
         return "which imports it in turn"
     # Layer 4 proves the public surface by having nothing else.
-    if layer == SYSTEMS and (
-        one.base not in PUBLIC or target not in {ROOT, "locks"} or _is_private(one.name)
-    ):
+    if layer == SYSTEMS and (one.base not in PUBLIC or target not in {ROOT, "locks"} or _is_private(one.name)):
         return "which is not public"
     return None
 
@@ -233,11 +231,7 @@ def nouns(package: Path) -> list[str]:
 
 def module_docstrings(package: Path) -> list[str]:
     """A module opens with what lives here and who uses it."""
-    return [
-        f"{module.name}: has no docstring"
-        for module in modules(package)
-        if not ast.get_docstring(module.tree)
-    ]
+    return [f"{module.name}: has no docstring" for module in modules(package) if not ast.get_docstring(module.tree)]
 
 
 RULES = (

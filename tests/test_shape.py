@@ -33,11 +33,7 @@ def test_the_public_names_are_what_is_promised_and_nothing_by_accident() -> None
     assert len(listed) == len(set(listed))
     assert set(promised.NAMES) <= set(listed)
     assert not [name for name in listed if not hasattr(takehold, name)]
-    own = {
-        name
-        for name, value in vars(takehold).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }
+    own = {name for name, value in vars(takehold).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert own - {"annotations"} <= set(listed)
 
 

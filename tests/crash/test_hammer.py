@@ -78,7 +78,7 @@ class Hammer:
 
 @pytest.mark.crash
 @pytest.mark.covers("L-1", "L-5", "L-14")
-def test_killed_and_restarted_processes_never_overlap(tmp_path: Path, record_property: object) -> None:
+def test_killed_and_restarted_processes_never_overlap(tmp_path: Path) -> None:
     """Zero violations among shared and exclusive holds of both faces, while workers are killed at random."""
     seed = random.SystemRandom().randrange(1 << 30)
     hammer = Hammer(f"file:{tmp_path}/locks", tmp_path, seed)
@@ -91,7 +91,7 @@ def test_killed_and_restarted_processes_never_overlap(tmp_path: Path, record_pro
         "seed": seed, "processes": hammer.started, "kills": hammer.kills, "holds": verdict.holds,
         "exclusive": verdict.exclusive, "overlaps": len(verdict.overlaps), "stale_fences": len(verdict.stale_fences),
     }  # fmt: skip
-    print(json.dumps(facts))
+    print(json.dumps(facts))  # noqa: T201 - the numbers to quote: pytest -s, or -rP
     assert verdict.clean, f"{facts}: {verdict.overlaps[:3]} {verdict.stale_fences[:3]}"
     assert verdict.holds > PROCESSES * OPERATIONS / 4
     assert hammer.kills > 0

@@ -71,11 +71,12 @@ class Combiner:
                 await self._through(_Slot(None, self._rt.event()))
 
     async def _through(self, slot: _Slot) -> list[Outcome] | None:
-        with self._mutex:
-            self._pending.append(slot)
-            slot.lead = not self._busy
-            self._busy = True
         try:
+            # Inside: a Ctrl-C between these lines must not leave a request that nobody waits for.
+            with self._mutex:
+                self._pending.append(slot)
+                slot.lead = not self._busy
+                self._busy = True
             while not slot.answered:
                 if slot.lead:
                     await self._lead(slot)

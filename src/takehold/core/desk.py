@@ -130,8 +130,7 @@ class Desk:
     async def acquire(self, seats: list[Seat], taken: int, deadline: Deadline, rt: Runtime) -> None:
         """Wait for the seats after the first `taken`, in order. All or nothing: it raises with none held."""
         if deadline.at <= deadline.started:
-            blocked = seats[taken]
-            if not await self.take_now(seats, taken, rt):
+            if (blocked := await self.take_now(seats, taken, rt)) is not None:
                 blocked.caller.tell("timeout", blocked, 0.0)
                 raise timeout_error(blocked, 0.0, self.in_the_way(blocked))
             return
@@ -147,8 +146,8 @@ class Desk:
                 await rt.shield(self.given_back(pending))
             raise
 
-    async def take_now(self, seats: list[Seat], taken: int, rt: Runtime) -> bool:
-        """The rest of an attempt that may not wait: all seats or none."""
+    async def take_now(self, seats: list[Seat], taken: int, rt: Runtime) -> Seat | None:
+        """The rest of an attempt that may not wait: all seats, or none and the one that is busy."""
         try:
             while not self._at_once and taken < len(seats):
                 await self.ready()
@@ -160,9 +159,11 @@ class Desk:
             if pending := self.undo(seats):
                 await rt.shield(self.given_back(pending))
             raise
-        if taken < len(seats) and (pending := self.undo(seats)):
+        if taken == len(seats):
+            return None
+        if pending := self.undo(seats):
             await rt.shield(self.given_back(pending))
-        return taken == len(seats)
+        return seats[taken]
 
     async def _attempt(self, seats: list[Seat], rt: Runtime) -> int:
         """One question over the wire, without standing in line for more than its answer."""

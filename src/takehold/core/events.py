@@ -4,7 +4,7 @@
 |-------------|---------------------------------------------------|---------------------|
 | acquired    | a key was granted                                 | the wait            |
 | waited      | a wait ended, however it ended                    | the wait            |
-| handed over | a key went to a local waiter without a round trip | the former hold     |
+| handed over | a key went to a local waiter without a round trip | 0                   |
 | released    | a hold was given back                             | the hold            |
 | timeout     | a wait ran out                                    | the wait            |
 | deadlock    | a wait was refused because it could not end       | the wait            |

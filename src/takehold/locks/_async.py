@@ -13,7 +13,7 @@ from takehold.core.desk import Desk
 from takehold.core.key import AnyKey
 from takehold.core.owner import Site
 from takehold.core.record import HoldRecord
-from takehold.core.seat import Seat
+from takehold.core.seat import HELD, Seat
 from takehold.core.want import EXCLUSIVE, Mode, Shared, Want
 from takehold.errors import HoldLost, LockTimeout, UsageError
 from takehold.locks import _recipes
@@ -194,7 +194,7 @@ class AsyncLock(BaseLock):
         """Take the keys if nobody has them; never wait."""
         hold, taken, rt = self._begin(2, waits=False)
         if taken < len(hold._seats):
-            if not await hold._desk.take_now(hold._seats, taken, rt):
+            if await hold._desk.take_now(hold._seats, taken, rt) is not None:
                 return None
             self._locks._tell_acquired(hold._seats)
         return hold
@@ -245,8 +245,11 @@ class AsyncLock(BaseLock):
         hold, taken, rt = self._begin(2)
         if taken < len(self._wants):
             await self._wait(hold, taken, self._timeout, rt)
-        me, opened = hold._seats[0].me, self._open
-        opened[me] = (opened[me], hold) if me in opened else hold
+        me = hold._seats[0].me
+        if self._open:
+            self._entered(me, hold)
+        else:
+            self._open[me] = hold
         if self._on_lost == "cancel":
             hold._cancel_on_loss(me)
         return hold
@@ -254,8 +257,12 @@ class AsyncLock(BaseLock):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        hold: AsyncHold = self._leaving(_current())
-        if (reason := hold._let_go()) is not None or hold._cancelled:
+        opened = self._open
+        # When there is one, it is ours: nobody else can have taken it out, and who comes now stands behind it.
+        hold: AsyncHold | None = opened.pop(list(opened)[0]) if len(opened) == 1 else None  # noqa: RUF015 - one call, atomic
+        if type(hold) is not AsyncHold:
+            hold = self._leaving(_current(), hold)
+        if (reason := hold._let_go()) is not None or hold._cancelled is not None:
             await hold._explain(reason, kind, error)
 
 
@@ -297,8 +304,8 @@ class AsyncSlots(AsyncLock):
 
     async def __aenter__(self) -> AsyncHold:
         hold = await self.acquire()
-        me, opened = hold._seats[0].me, self._open
-        opened[me] = (opened[me], hold) if me in opened else hold
+        me = hold._seats[0].me
+        self._entered(me, hold)
         hold._cancel_on_loss(me)
         return hold
 
@@ -311,8 +318,8 @@ class AsyncHold(BaseHold):
 
     _task: asyncio.Task[Any] | None = None
     """Whom a loss cancels: the task inside the block."""
-    _left: asyncio.Task[Any] | None = None
-    _cancelled = False
+    _cancelled: asyncio.Task[Any] | None = None
+    """Whom a loss did cancel."""
     _cancelling = 0
 
     @classmethod
@@ -344,7 +351,7 @@ class AsyncHold(BaseHold):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if (reason := self._let_go()) is not None or self._cancelled:
+        if (reason := self._let_go()) is not None or self._cancelled is not None:
             await self._explain(reason, kind, error)
 
     def _cancel_on_loss(self, task: Any) -> None:
@@ -363,30 +370,33 @@ class AsyncHold(BaseHold):
 
     def _cancel_task(self) -> None:
         # The body may have ended between the loss and this turn of the loop.
-        if (task := self._task) is not None and not self._cancelled:
-            self._cancelled = True
+        if (task := self._task) is not None and self._cancelled is None:
+            self._cancelled = task
             task.cancel()
 
     def _let_go(self) -> str | None:
         """Release, and say why the hold was lost, if it was. Synchronous: no cancel can come in between."""
-        reason = self._reason()
-        self._left, self._task = self._task, None
         seats = self._seats
-        seats[-1].body = None  # it refers to us: no cycle for the collector
+        seat = seats[-1]
+        if len(seats) == 1 and seat.state == HELD and seat.session is not None and seat.session.doubt(seat) is None:
+            reason = None
+        else:
+            reason = self._reason()
+        self._task = None
+        seat.body = None  # it refers to us: no cycle for the collector
         self._desk.release(seats)
         self._done = True
         return reason
 
     async def _explain(self, reason: str | None, kind: type[BaseException] | None, error: BaseException | None) -> None:
         """Leave the block of a hold that was lost: turn our own cancel into `HoldLost`, let others through."""
-        task = self._left
-        if self._cancelled and task is not None:
+        if (task := self._cancelled) is not None:
             if kind is None:
                 await _swallow_own_cancel()
             ours = task.uncancel() <= self._cancelling
             if kind is asyncio.CancelledError and not ours:
                 return
-        if reason is not None and (kind is None or (self._cancelled and kind is asyncio.CancelledError)):
+        if reason is not None and (kind is None or (self._cancelled is not None and kind is asyncio.CancelledError)):
             raise self._lost_error(reason) from error
 
 

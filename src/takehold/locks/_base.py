@@ -170,9 +170,13 @@ class BaseLock:
         self._open: dict[object, Any] = {}
         """Holds of running blocks, by who entered: one request may be in use by several threads or tasks."""
 
-    def _leaving(self, me: object) -> Any:
+    def _entered(self, me: object, hold: Any) -> None:
+        """Remember the hold of a block; slots can be entered twice by one thread or task."""
+        self._open[me] = (self._open[me], hold) if me in self._open else hold
+
+    def _leaving(self, me: object, entered: Any = None) -> Any:
         """The hold that this thread or task entered its block with."""
-        entered = self._open.pop(me, None)
+        entered = entered or self._open.pop(me, None)
         if entered is None:
             if len(self._open) != 1:
                 raise UsageError(f"{self!r}: a block is left in another task or thread than it was entered in")

@@ -171,7 +171,7 @@ class Lock(BaseLock):
         """Take the keys if nobody has them; never wait."""
         hold, desk, taken = self._begin(3, waits=False)
         if taken < len(hold._seats):
-            if not run(desk.take_now(hold._seats, taken, _rt)):
+            if run(desk.take_now(hold._seats, taken, _rt)) is not None:
                 return None
             self._locks._tell_acquired(hold._seats)
         return hold
@@ -225,8 +225,10 @@ class Lock(BaseLock):
         hold, desk, taken = self._begin(3)
         if taken < len(self._wants):
             self._wait(desk, hold._seats, taken, self._timeout)
-        me, opened = hold._seats[0].me, self._open
-        opened[me] = (opened[me], hold) if me in opened else hold
+        if self._open:
+            self._entered(here.party, hold)
+        else:
+            self._open[here.party] = hold
         return hold
 
     def __exit__(
@@ -272,8 +274,7 @@ class Slots(Lock):
 
     def __enter__(self) -> Hold:
         hold = self._acquire(self._timeout)
-        me, opened = hold._seats[0].me, self._open
-        opened[me] = (opened[me], hold) if me in opened else hold
+        self._entered(hold._seats[0].me, hold)
         return hold
 
     def _full(self, deadline: Deadline) -> LockTimeout:
