@@ -6,12 +6,11 @@ import asyncio
 import fcntl
 import mmap
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,15 +18,14 @@ from typing import Any
 
 import pytest
 
-from takehold import AsyncLocks, Hold, Locks, LockTimeout
+from takehold import AsyncLocks, Hold, Locks
 from takehold.backends.file import FileBackend, cycle
 from takehold.backends.file import session as sessions
 from takehold.backends.file.directory import lock_record
 from takehold.core import desk as desks
 from takehold.runtime import Threads
-from takehold.runtime import threads as runtime
 from takehold.testing import Taker
-from takehold.testing.faces import eventually
+from tests.backends.elsewhere import evicted_elsewhere
 
 KEY = "orders/42"
 
@@ -52,19 +50,6 @@ def locks(url: str) -> Iterator[Locks]:
 def quick_patrol(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch looks every 10 ms, and goes to sleep after 100 ms without work."""
     monkeypatch.setattr(sessions, "PATROL", 0.01)
-
-
-def elsewhere(code: str, *arguments: str) -> str:
-    """What a script says in another process."""
-    command = [sys.executable, "-c", "import sys, takehold\n" + code, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    assert ended.returncode == 0, f"ended with {ended.returncode}: {ended.stderr}"
-    return ended.stdout.strip()
-
-
-def evicted_elsewhere(url: str, hold: Hold) -> bool:
-    """Another process asks for the hold; whether it got it."""
-    return elsewhere("print(takehold.Locks(sys.argv[1]).evict(sys.argv[2]))", url, hold.id) == "True"
 
 
 def spot_of(locks: Locks, key: str = KEY) -> Any:
@@ -96,7 +81,7 @@ def granted_after_a_long_wait(locks: Locks, url: str) -> Hold:
 WRITER = """
 import mmap, os, time
 inside = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 4096)
-locks = takehold.Locks(sys.argv[1], check_order="off", timeout=10)
+locks = takehold.Locks(sys.argv[1], check_order="off", timeout=3)
 print("ready", flush=True)
 end, turn, beside = time.monotonic() + 1.2, 0, 0
 while time.monotonic() < end:
@@ -121,7 +106,7 @@ class TestTheGate:
         """Readers of one process each need a descriptor; one noted in a place for all was closed under its owner."""
         shown = tmp_path / "inside"
         shown.write_bytes(bytes(4096))
-        locks = Locks(url, check_order="off", coalesce=False, timeout=10).open()
+        locks = Locks(url, check_order="off", coalesce=False, timeout=3).open()
         command = [sys.executable, "-c", "import sys, takehold\n" + WRITER, url, str(shown)]
         writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         mutex = threading.Lock()
@@ -172,7 +157,8 @@ class TestTheGate:
         self, path: Path, url: str, locks: Locks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Ctrl-C between the kernel's yes and our note of it: the gate stayed ours, and nobody could wait."""
-        real, struck = sessions._fcntl, []
+        real = sessions._fcntl
+        struck: list[bool] = []
 
         def struck_at_the_gate(fd: int, command: int, record: bytes) -> Any:
             answer = real(fd, command, record)
@@ -211,7 +197,7 @@ class TestTheGate:
                 await waiting
             assert not gate_is_locked(path, spot)
             taker.release()
-            with await asyncio.to_thread(Taker(url, KEY).__enter__):
+            with Taker(url, KEY):
                 await there.close()
 
         with Taker(url, KEY) as taker:
@@ -243,47 +229,14 @@ class TestTheGate:
         with Taker(url, KEY):
             pass
 
-    @pytest.mark.crash
-    @pytest.mark.covers("L-6")
-    def test_a_waiter_polls_on_where_no_bell_can_be_hung(
-        self, url: str, locks: Locks, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Some sandboxes forbid abstract sockets: the wait spun for ever, past its deadline."""
-
-        def forbidden(bell: socket.socket, address: object) -> None:
-            raise PermissionError(13, "Permission denied")
-
-        ended: list[Any] = []
-
-        def wait(timeout: float) -> None:
-            try:
-                ended.append(locks.lock(KEY, timeout=timeout).acquire())
-            except LockTimeout as error:
-                ended.append(error)
-
-        with Taker(url, KEY) as taker:
-            monkeypatch.setattr(socket.socket, "bind", forbidden)
-            # A daemon: where this fails, it never comes back.
-            waiting = threading.Thread(target=wait, args=(0.1,), daemon=True)
-            waiting.start()
-            waiting.join(5)
-            assert [type(end) for end in ended] == [LockTimeout]
-            assert ended[0].waited < 2
-            waiting = threading.Thread(target=wait, args=(20,), daemon=True)
-            waiting.start()
-            eventually(lambda: [record for record in locks.who() if record.state == "waiting"])
-            taker.release()
-            waiting.join(5)
-        assert len(ended) == 2
-        ended.pop().release()
-
     @pytest.mark.covers("L-7")
     def test_two_that_look_past_a_stale_flag_at_once_do_not_see_each_other(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each took the gate to see whether it was free, and told the other that the key was busy."""
         one, other = (FileBackend(path).open_now(Threads(), Any) for _ in range(2))  # type: ignore[arg-type]
-        spot, real, seen = sessions.Spot(7), sessions._fcntl, []
+        spot, real = sessions.Spot(7), sessions._fcntl
+        seen: list[bool] = []
 
         def meanwhile(fd: int, command: int, record: bytes) -> Any:
             answer = real(fd, command, record)
@@ -345,3 +298,60 @@ class TestTheGate:
         with Taker(url, KEY):
             took = asyncio.run(main())
         assert len(readings) <= 1 + took / 0.2
+
+
+class TestTheWatch:
+    """It tells a holder that its hold is gone."""
+
+    @pytest.mark.crash
+    @pytest.mark.covers("L-13", "L-29")
+    def test_a_hold_granted_after_a_long_wait_is_told_of_its_eviction(
+        self, url: str, locks: Locks, quick_patrol: None
+    ) -> None:
+        """The watch had fallen asleep during the wait, and nobody woke it."""
+        told = threading.Event()
+        hold = granted_after_a_long_wait(locks, url)
+        hold.on_lost(told.set)
+        assert evicted_elsewhere(url, hold)
+        assert told.wait(5)
+
+    @pytest.mark.crash
+    @pytest.mark.covers("L-13")
+    def test_a_hold_granted_after_a_long_wait_is_told_that_its_directory_was_replaced(
+        self, path: Path, url: str, locks: Locks, quick_patrol: None
+    ) -> None:
+        """Another process took the same key in the new directory, and this one never knew."""
+        told = threading.Event()
+        hold = granted_after_a_long_wait(locks, url)
+        hold.on_lost(told.set)
+        path.rename(path.with_name("away"))
+        with Taker(url, KEY):
+            assert told.wait(5)
+
+    @pytest.mark.crash
+    @pytest.mark.covers("L-13")
+    def test_a_callback_that_exits_does_not_end_the_watch(self, url: str, locks: Locks, quick_patrol: None) -> None:
+        """It ran on the one timer thread, and took it along: no later loss was told to anybody."""
+        told = threading.Event()
+        first, second = locks.lock("a").acquire(), locks.lock("b").acquire()
+        first.on_lost(sys.exit)
+        second.on_lost(told.set)
+        assert evicted_elsewhere(url, first)
+        assert evicted_elsewhere(url, second)
+        assert told.wait(5)
+
+    @pytest.mark.crash
+    @pytest.mark.covers("L-13", "L-14")
+    def test_a_key_is_free_after_its_directory_was_away_though_the_lost_hold_lives_on(
+        self, path: Path, url: str, locks: Locks, quick_patrol: None
+    ) -> None:
+        """The kernel's lock stayed with the dead session, for as long as somebody kept the hold object."""
+        told = threading.Event()
+        hold = locks.lock(KEY).acquire()
+        hold.on_lost(told.set)
+        path.rename(path.with_name("away"))
+        assert told.wait(5)
+        path.with_name("away").rename(path)
+        with Taker(url, KEY):
+            assert hold.lost
+        hold.release()

@@ -93,24 +93,19 @@ class Combiner:
         return slot.outcomes
 
     async def _lead(self, slot: _Slot) -> None:
-        slot.lead = False
         if self._rt.face == "threads":
             await self._serve(slot)
         else:
+            slot.lead = False
             self._rt.spawn(self._serve(None), "takehold-statements")
 
     def _give_up(self, slot: _Slot) -> list[Grant]:
         """The caller was cancelled: what it was granted already, to be given back. Its lead goes to the next."""
-        heir = None
         with self._mutex:
             slot.given_up = True
             if not slot.sent and slot in self._pending:
                 self._pending.remove(slot)
-            if slot.lead:
-                slot.lead = False
-                heir = self._pass_lead()
-        if heir is not None:
-            heir.event.set()
+        self._lead_on(slot)
         return _grants(slot.outcomes or [])
 
     def _pass_lead(self) -> _Slot | None:
@@ -129,16 +124,14 @@ class Combiner:
                 releases, self._releases = self._releases, []
                 if not batch and not releases:
                     self._busy = False
+                    if mine is not None:
+                        mine.lead = False
                     return
                 for slot in batch:
                     slot.sent = True
-            try:
-                await self._send(releases, batch)
-            except BaseException:
-                self._lead_on()
-                raise
+            await self._send(releases, batch)
             if mine is not None and mine.answered and not self._late_releases():
-                self._lead_on()
+                self._lead_on(mine)
                 return
 
     def _late_releases(self) -> bool:
@@ -146,11 +139,15 @@ class Combiner:
         with self._mutex:
             return bool(self._releases) and not self._pending
 
-    def _lead_on(self) -> None:
+    def _lead_on(self, mine: _Slot) -> None:
+        """Give the lead to the next, if it is ours; twice is a no-op, so an interrupted leader can do it again."""
+        heir = None
         with self._mutex:
-            heir = self._pass_lead()
+            if mine.lead:
+                heir = self._pass_lead()
+                mine.lead = False
         if heir is not None:
-            heir.event.set()
+            _ring([heir])
 
     async def _send(self, releases: list[Grant], batch: list[_Slot]) -> None:
         asking = [slot for slot in batch if slot.ask is not None]
@@ -177,8 +174,18 @@ class Combiner:
                     slot.outcomes = answers.get(slot, [])
                     if slot.given_up:
                         self._releases += _grants(slot.outcomes)
-        for slot in batch:
+        _ring(batch)
+
+
+def _ring(slots: list[_Slot]) -> None:
+    """Wake them all; an interrupt half-way must not leave one asleep for ever."""
+    try:
+        for slot in slots:
             slot.event.set()
+    except BaseException:
+        for slot in slots:
+            slot.event.set()
+        raise
 
 
 def _grants(outcomes: list[Outcome]) -> list[Grant]:

@@ -30,8 +30,7 @@ from takehold.runtime import Runtime
 __all__ = ["Desk"]
 
 log = logging.getLogger(__name__)
-DEADLOCK_FIRST: Final = 1.0
-"""Seconds of waiting before cycles across processes are looked for."""
+DEADLOCK_FIRST: Final = 1.0  # seconds of waiting before cycles across processes are looked for
 DEADLOCK_AGAIN: Final = 0.25
 FORKED: Final = "this process was forked; the parent still holds it"
 
@@ -42,8 +41,7 @@ class Desk:
     def __init__(self, backend: Backend, rt: Runtime) -> None:
         self.backend = backend
         self.rt = rt
-        self.closed = False
-        """Set after a fork and at the end; whoever finds it so asks for a new desk."""
+        self.closed = False  # set after a fork and at the end: whoever finds it so asks for a new desk
         self.order = OrderBook()
         self.abandoned: deque[Seat] = deque()
         """Filled by finalizers, which must not lock anything; emptied by whoever comes next."""
@@ -54,8 +52,6 @@ class Desk:
         self._combiner: Combiner | None = None
         self._unfinished: list[Aftermath] = []
         _desks.add(self)
-
-    # -- sessions ------------------------------------------------------------------------------------
 
     def ready_now(self) -> Session:
         """The live session of an instant backend; opened when there is none, checked when nobody watches it."""
@@ -78,6 +74,8 @@ class Desk:
         session = self._register.session
         if session is not None and session.lost is None:
             return session
+        if session is not None and session.lost is not None:
+            self.session_lost(session, session.lost)
         opened: Any = await self.backend.open(self.rt, self)
         with self._mutex:
             current = self._register.session
@@ -97,8 +95,6 @@ class Desk:
         with self._mutex:
             # What it still has in the kernel or on a server must not outlive the last Hold that refers to it.
             session.close()
-
-    # -- taking --------------------------------------------------------------------------------------
 
     def grab(self, seats: list[Seat]) -> int:
         """Take as many as can be had at once, in order, without waiting; how many that were."""
@@ -142,8 +138,7 @@ class Desk:
                 # All or nothing: the first keys died with their session while we waited for the last.
                 raise BackendUnavailable(f"the lock session died while waiting: {reason}")
         except BaseException:
-            if pending := self.undo(seats):
-                await rt.shield(self.given_back(pending))
+            await self._abandon(seats, rt)
             raise
 
     async def take_now(self, seats: list[Seat], taken: int, rt: Runtime) -> Seat | None:
@@ -156,14 +151,16 @@ class Desk:
                     break
                 taken += granted
         except BaseException:
-            if pending := self.undo(seats):
-                await rt.shield(self.given_back(pending))
+            await self._abandon(seats, rt)
             raise
         if taken == len(seats):
             return None
+        await self._abandon(seats, rt)
+        return seats[taken]
+
+    async def _abandon(self, seats: list[Seat], rt: Runtime) -> None:
         if pending := self.undo(seats):
             await rt.shield(self.given_back(pending))
-        return seats[taken]
 
     async def _attempt(self, seats: list[Seat], rt: Runtime) -> int:
         """One question over the wire, without standing in line for more than its answer."""
@@ -289,8 +286,6 @@ class Desk:
             seat.caller.tell("timeout", seat, deadline.waited())
             raise timeout_error(seat, deadline.waited(), self.in_the_way(seat))
         return self._slice(seat, DEADLOCK_AGAIN)
-
-    # -- letting go ----------------------------------------------------------------------------------
 
     def release(self, seats: list[Seat]) -> list[Grant] | None:
         """Let go, in reverse. Grants that a trip session must still give back are returned."""
@@ -454,8 +449,6 @@ class Desk:
         self.closed = True
         if self._register.session is not None:
             self._register.session.close()
-
-    # -- looking -------------------------------------------------------------------------------------
 
     def busy(self) -> list[Seat]:
         """Every seat that holds or waits in this process."""
