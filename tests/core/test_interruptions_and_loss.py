@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -16,25 +16,28 @@ from typing import Any
 
 import pytest
 
-from takehold import (
-    AsyncHold,
-    AsyncLocks,
-    HoldLost,
-    Key,
-    Locks,
-    TakeholdError,
-    UsageError,
-    WouldDeadlock,
-)
+from takehold import AsyncHold, AsyncLocks, BackendUnavailable, HoldLost, Key, Locks, UsageError, WouldDeadlock
 from takehold.core.backend import Ask, Grant, Outcome
+from takehold.core.desk import Desk
+from takehold.core.seat import Seat
 from takehold.runtime import Threads
 from takehold.testing.faces import eventually
 from takehold.testing.server import FakeBackend, FakeServer, FakeSession
+from tests import lanes
 
 
 @pytest.fixture
 def url() -> str:
     return f"memory:{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns all the time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 class TestOneRequestForMany:
@@ -51,7 +54,6 @@ class TestOneRequestForMany:
             with request as ours:
                 pool.submit(request.__exit__, None, None, None).result(5)
                 assert (theirs.released, ours.released) == (True, False)
-                assert locks.held("gpu[1]" if kind == "slots" else "gpu") == ours
         assert locks.who() == []
 
     @pytest.mark.covers("L-1", "L-35")
@@ -81,13 +83,13 @@ class TestOneRequestForMany:
         asyncio.run(main())
 
     @pytest.mark.covers("L-1", "L-35")
-    def test_ten_threads_never_meet_in_a_slot(self, url: str) -> None:
+    def test_ten_threads_never_meet_in_a_slot(self, url: str, restless: None) -> None:
+        """Two that entered at once: one hold was forgotten, and its thread released somebody else's."""
         locks = Locks(url, check_order="off", timeout=20)
-        gpu = locks.slots("gpu", 4)
-        inside: list[int | None] = []
+        gpu, inside = locks.slots("gpu", 10), list[int | None]()
 
         def work(_: int) -> None:
-            for _ in range(25):
+            for _ in range(lanes.scaled(5000)):
                 with gpu as hold:
                     assert hold.slot not in inside
                     inside.append(hold.slot)
@@ -100,32 +102,31 @@ class TestOneRequestForMany:
         assert locks.who() == []
 
     @pytest.mark.covers("L-17")
-    def test_two_loops_in_two_threads_use_one_object(self, url: str) -> None:
-        """The desk of one loop was used with the events of the other: waiters were never woken."""
-        locks = AsyncLocks(url, check_order="off", timeout=10)
-        inside: list[int] = []
-        met: list[int] = []
+    def test_two_loops_in_two_threads_use_one_object(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A task went on with the events of the other thread's loop: it was never woken."""
+        locks, real, met = AsyncLocks(url), Desk.grab, []
 
-        async def work() -> None:
-            for _ in range(40):
-                async with locks.lock("k"):
-                    inside.append(1)
-                    await asyncio.sleep(0)
-                    met.append(len(inside))
-                    inside.pop()
+        async def elsewhere() -> None:
+            async with locks.lock("other"):
+                met.append("other")
+
+        def grab(desk: Desk, seats: list[Seat]) -> int:
+            taken = real(desk, seats)
+            if not taken and not met:  # about to wait: now somebody else uses the same object on another loop
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(asyncio.run, elsewhere()).result(5)
+            return taken
 
         async def main() -> None:
-            await asyncio.gather(*(work() for _ in range(5)))
+            hold = await locks.lock("k").acquire()
+            waiting = asyncio.create_task(locks.lock("k").acquire())
+            while not met or len(await locks.who()) < 2:
+                await asyncio.sleep(0)
+            await hold.release()
+            await (await asyncio.wait_for(waiting, 5)).release()
 
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(1e-6)
-        try:
-            with ThreadPoolExecutor(2) as pool:
-                for ended in [pool.submit(asyncio.run, main()) for _ in range(2)]:
-                    ended.result(20)
-        finally:
-            sys.setswitchinterval(before)
-        assert met == [1] * 400
+        monkeypatch.setattr(Desk, "grab", grab)
+        asyncio.run(asyncio.wait_for(main(), 10))
 
 
 class TestLoss:
@@ -168,9 +169,8 @@ class TestLoss:
             (record,) = await locks.who()
             assert record.state == "held"
             assert await locks.evict(record.id)
-            await asyncio.wait([waiting], timeout=5)
-            assert waiting.done()
-            assert isinstance(waiting.exception(), TakeholdError)
+            done, _ = await asyncio.wait([waiting], timeout=5)
+            assert [type(task.exception()) for task in done] == [BackendUnavailable]
             async with locks.lock("k", timeout=0):
                 pass
 
@@ -191,9 +191,8 @@ class TestLoss:
             session = desk._register.session
             session.lost, session.usable = "the lock directory was replaced", False
             desk.session_lost(session, session.lost)  # what the watch does when it notices
-            await asyncio.wait([waiting], timeout=5)
-            assert waiting.done()
-            assert isinstance(waiting.exception(), TakeholdError)
+            done, _ = await asyncio.wait([waiting], timeout=5)
+            assert [type(task.exception()) for task in done] == [BackendUnavailable]
             async with locks.lock("k", timeout=5):
                 pass
             await locks.close()
@@ -274,8 +273,7 @@ class TestInterruptions:
         server = FakeServer()
         locks = Locks(FakeBackend(server), check_order="off").open()
         desk: Any = locks._desk
-        real, here, gone = FakeSession.apply, threading.main_thread().ident, threading.Event()
-        assert here is not None
+        real, here, gone = FakeSession.apply, threading.get_ident(), threading.Event()
 
         def pending(count: int) -> None:
             eventually(lambda: len(desk._combiner._pending) == count, "so many wait for the wire")
@@ -324,7 +322,7 @@ class TestUsage:
         """Both waited on the blocking face inside a loop, which lock() has always refused."""
 
         async def main() -> None:
-            locks = Locks(url)
+            locks = Locks(url, check_order="off")
             with locks.slots("gpu", 1) as hold:
                 with pytest.raises(UsageError, match="event loop"):
                     locks.slots("gpu", 1, timeout=1).acquire()
@@ -366,6 +364,7 @@ class TestUsage:
 
     @pytest.mark.covers("L-21", "L-37")
     def test_the_order_of_one_namespace_says_nothing_about_another(self, url: str) -> None:
+        """Two applications in one process were told that they would deadlock with each other."""
         shop, crm = Locks(url, namespace="shop"), Locks(url, namespace="crm")
         with shop.lock("orders"), shop.lock("stock"):
             pass
@@ -385,6 +384,7 @@ class TestUsage:
 
     @pytest.mark.covers("L-20", "L-21")
     def test_a_key_inside_a_text_of_the_same_template_is_no_inversion(self, url: str) -> None:
+        """A text and a Key are two orders: neither can stand before the other."""
         locks = Locks(url, check_order="raise")
         with locks.lock("orders/9"), locks.lock(Key("orders", 1)):
             pass

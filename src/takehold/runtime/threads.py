@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import os
 import random
 import select
@@ -12,11 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from takehold.errors import UsageError
 
 T = TypeVar("T")
+LOOK_FOR_SIGNALS: Final = 0.5
 log = logging.getLogger(__name__)
 
 
@@ -59,10 +61,16 @@ class ThreadEvent:
 
     async def wait(self, seconds: float | None) -> bool:
         """Block the thread until set."""
-        if self._gate.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX)):
-            self._gate.release()
-            return True
-        return False
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        pause = LOOK_FOR_SIGNALS if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
+        while True:
+            # A signal that comes just before the thread goes to sleep does not wake it: the main thread looks again.
+            left = until - time.monotonic()
+            if self._gate.acquire(timeout=max(0.0, min(left, pause))):
+                self._gate.release()
+                return True
+            if left <= pause:
+                return False
 
 
 class ThreadTask:

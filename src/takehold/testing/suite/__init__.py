@@ -24,6 +24,7 @@ from takehold.testing.suite.bad_input import *
 from takehold.testing.suite.cancelling import *
 from takehold.testing.suite.exclusion import *
 from takehold.testing.suite.fixtures import *
+from takehold.testing.suite.interrupting import *
 from takehold.testing.suite.loss import *
 from takehold.testing.suite.many_keys import *
 from takehold.testing.suite.processes import *

@@ -6,26 +6,21 @@ import asyncio
 import inspect
 import os
 import random
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
-import takehold.locks
 from takehold.core.deadline import AdaptiveTimeout
 from takehold.errors import LockTimeout, UsageError
 from takehold.testing.faces import Face, Steps, eventually
 from takehold.testing.suite.exclusion import AT_ONCE, line_of
 from takehold.testing.suite.fixtures import requires
 
-__all__ = ["TestBusy", "TestInsideALoop", "TestInterrupted", "TestLeaving", "TestTimeouts", "TestTurns"]
+__all__ = ["TestBusy", "TestInsideALoop", "TestLeaving", "TestTimeouts", "TestTurns"]
 
 SOON = 0.05
 """A timeout that is meant to run out."""
@@ -366,94 +361,6 @@ class TestLeaving:
         hold.release()
         for call in calls:
             call.result()
-
-
-class TestInterrupted:
-    """Ctrl-C in the middle of a wait; only the main thread gets it."""
-
-    @pytest.mark.covers("L-9")
-    def test_a_wait_ended_by_ctrl_c_leaves_nothing_behind(self, thread_face: Face) -> None:
-        main = threading.main_thread()
-        if threading.current_thread() is not main:
-            pytest.skip("this test does not run in the main thread")
-        a, b = thread_face.workers(2)
-        locks = thread_face.locks()
-        descriptors = 0
-        hold = a.acquire("k")
-
-        def press() -> None:
-            thread_face.until_waiting("k")
-            signal.pthread_kill(main.ident or 0, signal.SIGINT)
-
-        def wait() -> None:
-            presser = threading.Thread(target=press)
-            presser.start()
-            with pytest.raises(KeyboardInterrupt):
-                locks.lock("k", timeout=60).acquire()
-            presser.join()
-
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            wait()
-            descriptors = open_descriptors()
-            wait()
-        finally:
-            signal.signal(signal.SIGINT, handler)
-        assert open_descriptors() <= descriptors
-        assert not thread_face.waiters("k")
-        hold.release()
-        assert b.can_take("k")
-
-    @requires(many="one by one")  # over a wire Ctrl-C is put off until the reply: that backend's own tests show it
-    @pytest.mark.covers("L-9", "L-10")
-    @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a hold that was dropped is warned about
-    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    def test_ctrl_c_at_any_moment_of_taking_and_releasing_leaves_the_key_free(self, thread_face: Face) -> None:
-        """Interrupted at each point where Python looks for signals: entering a function, returning from C."""
-        locks, checker = thread_face.locks(), thread_face.worker()
-
-        def cycle() -> None:
-            with locks.lock("k"):
-                pass
-
-        cycle()
-        point = 1
-        while where := interrupted_at(point, cycle):
-            assert checker.can_take("k"), f"interrupted at point {point}, {where}, the key stayed taken"
-            point += 1
-        assert point > 10
-
-
-class _CtrlC(BaseException):
-    """What a signal handler raises."""
-
-
-def interrupted_at(point: int, function: Callable[[], None]) -> str | None:
-    """Raise in the middle of a call, at its so-manyth point inside takehold; where that was, or None at the end."""
-    home = str(Path(takehold.locks.__file__).parent.parent)
-    tests = str(Path(__file__).parent.parent)
-    passed, where = 0, None
-
-    def look(frame: FrameType, event: str, _: object) -> None:
-        nonlocal passed, where
-        code = frame.f_code
-        inside = code.co_filename.startswith(home) and not code.co_filename.startswith(tests)
-        # What is raised in a finalizer goes nowhere: Python itself prints and forgets it.
-        if inside and event in ("call", "c_return") and code.co_name != "__del__":
-            passed += 1
-            if passed == point:
-                where = f"{code.co_filename}:{frame.f_lineno}"
-                sys.setprofile(None)
-                raise _CtrlC
-
-    sys.setprofile(look)
-    try:
-        function()
-    except _CtrlC:
-        pass
-    finally:
-        sys.setprofile(None)
-    return where
 
 
 class TestInsideALoop:
