@@ -81,7 +81,7 @@ def granted_after_a_long_wait(locks: Locks, url: str) -> Hold:
 WRITER = """
 import mmap, os, time
 inside = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 4096)
-locks = takehold.Locks(sys.argv[1], check_order="off", timeout=3)
+locks = takehold.Locks(sys.argv[1], check_order="off", timeout=8)
 print("ready", flush=True)
 end, turn, beside = time.monotonic() + 1.2, 0, 0
 while time.monotonic() < end:
@@ -106,7 +106,7 @@ class TestTheGate:
         """Readers of one process each need a descriptor; one noted in a place for all was closed under its owner."""
         shown = tmp_path / "inside"
         shown.write_bytes(bytes(4096))
-        locks = Locks(url, check_order="off", coalesce=False, timeout=3).open()
+        locks = Locks(url, check_order="off", coalesce=False, timeout=8).open()
         command = [sys.executable, "-c", "import sys, takehold\n" + WRITER, url, str(shown)]
         writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         mutex = threading.Lock()

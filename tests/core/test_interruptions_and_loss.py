@@ -82,6 +82,7 @@ class TestOneRequestForMany:
 
         asyncio.run(main())
 
+    @pytest.mark.slow
     @pytest.mark.covers("L-1", "L-35")
     def test_ten_threads_never_meet_in_a_slot(self, url: str, restless: None) -> None:
         """Two that entered at once: one hold was forgotten, and its thread released somebody else's."""
@@ -342,10 +343,9 @@ class TestUsage:
         async def arows() -> Any:
             yield 1
 
-        with pytest.raises(UsageError, match="generator"):
-            Locks(url).guard("k")(rows)
-        with pytest.raises(UsageError, match="generator"):
-            AsyncLocks(url).guard("k")(arows)
+        for guard, function in ((Locks(url).guard, rows), (AsyncLocks(url).guard, arows)):
+            with pytest.raises(UsageError, match="generator"):
+                guard("k")(function)
 
     @pytest.mark.covers("L-29", "L-32")
     @pytest.mark.parametrize("backend", ["memory", "file"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from takehold.core.backend import Backend
-from takehold.errors import UsageError
+from takehold.errors import BackendRefused, UsageError
 
 __all__ = ["backend_for", "default_url", "masked"]
 
@@ -75,6 +76,11 @@ def _sqlite(rest: str) -> Backend:
 
 
 def _file_backend(path: str) -> Backend:
+    if sys.platform != "linux":
+        raise BackendRefused(
+            f"file locks are proven on Linux only, this is {sys.platform}; run the shipped conformance suite "
+            "(takehold.testing.suite) there first"
+        )
     made: Any = import_module("takehold.backends.file").FileBackend(Path(path).expanduser())
     return made  # type: ignore[no-any-return]
 

@@ -52,6 +52,10 @@ class MemoryBackend:
         return "memory: needs no preparation"
 
 
+_fences = itertools.count(1)
+"""For the whole process: the fences of `memory:NAME` must not start again with its next `Locks`."""
+
+
 class MemorySession:
     """Fences and nothing else."""
 
@@ -62,7 +66,7 @@ class MemorySession:
     def __init__(self, rt: Runtime) -> None:
         self.lost: str | None = None
         self._now = rt.now_ns
-        self._fence = itertools.count(1)
+        self._fence = _fences
 
     def attend(self) -> None:
         """Nothing can go wrong with it."""

@@ -437,11 +437,9 @@ class Desk:
         for seat in seats:
             if seat.state == QUEUED and seat.event is not None:
                 seat.event.set()
-        held = [seat for seat in seats if seat.state == HELD]
-        mine = [seat for seat in held if seat.me is me]
-        for seat in held:
-            if seat.me is not me:
+            elif seat.state == HELD and seat.me is not me:
                 self.lose(seat, "its Locks object was closed")
+        mine = [seat for seat in seats if seat.state == HELD]
         return self.release(mine) if mine else None
 
     def close(self) -> None:
@@ -497,4 +495,5 @@ def _after_fork() -> None:
         desk.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -106,8 +106,11 @@ class AsyncLocks(BaseLocks):
         return self._matching(pattern, records, stuck_after)
 
     async def busy(self, prefix: str = "") -> set[str]:
-        """The keys that are held right now, by anybody, and start with the prefix."""
-        return {r.key for r in await self.who() if r.state == "held" and r.key.startswith(prefix)}
+        """The keys of this namespace that are held right now, by anybody, and start with the prefix."""
+        own = self._caller.namespace
+        return {
+            r.key for r in await self.who() if r.state == "held" and r.namespace == own and r.key.startswith(prefix)
+        }
 
     async def evict(self, hold: str, *, terminate: bool = False, timeout: float = 2.0) -> bool:
         """Ask the owner to give up exactly that hold (an id from `who`); True when it is gone.

@@ -136,7 +136,7 @@ class BaseLocks:
             return
         if policy == "raise":
             raise WouldDeadlock(sentence, key=seats[-1].want.text)
-        warnings.warn(sentence, LockOrderWarning, stacklevel=depth + 2)
+        warnings.warn(sentence, LockOrderWarning, stacklevel=depth + 1)
 
     def _tell_acquired(self, seats: list[Seat], waited: float = 0.0) -> None:
         for seat in seats:
@@ -345,7 +345,8 @@ class BaseHold:
     def _lost_error(self, reason: str) -> HoldLost:
         text = ", ".join(repr(seat.want.text) for seat in self._shown_seats)
         taken = site_text(self._seats[0].site)
-        return HoldLost(f"{text} taken at {taken} was lost: {reason}", key=self._seats[-1].want.text, reason=reason)
+        lost = next((seat for seat in self._seats if seat.lost is not None), self._seats[-1])
+        return HoldLost(f"{text} taken at {taken} was lost: {reason}", key=lost.want.text, reason=reason)
 
 
 def adapt(timeout: Timeout, waited: float | None) -> None:

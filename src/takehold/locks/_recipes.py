@@ -144,8 +144,8 @@ def slot_keys(key: object, count: object) -> tuple[list[str], str]:
 
 def slots_full(wants: tuple[Want, ...], waited: float, records: list[HoldRecord]) -> LockTimeout:
     """`LockTimeout` for a semaphore with no slot free."""
-    texts = {want.text for want in wants}
-    held = [record for record in records if record.state == "held" and record.key in texts]
+    names = {(want.namespace, want.text) for want in wants}
+    held = [record for record in records if record.state == "held" and (record.namespace, record.key) in names]
     name = wants[0].text.rpartition("[")[0]
     owners = "; ".join(f"{record.key} by {record.owner} for {record.age:.1f} s" for record in held[:4])
     message = f"no slot of {name!r} ({len(wants)}) free after {waited:.1f} s" + (f": {owners}" if owners else "")

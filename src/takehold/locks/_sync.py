@@ -94,8 +94,10 @@ class Locks(BaseLocks):
         return self._matching(pattern, records, stuck_after)
 
     def busy(self, prefix: str = "") -> set[str]:
-        """The keys that are held right now, by anybody, and start with the prefix."""
-        return {r.key for r in self.who() if r.state == "held" and r.key.startswith(prefix)}
+        """The keys of this namespace that are held right now, by anybody, and start with the prefix."""
+        own = self._caller.namespace
+        held = [record for record in self.who() if record.state == "held" and record.namespace == own]
+        return {record.key for record in held if record.key.startswith(prefix)}
 
     def evict(self, hold: str, *, terminate: bool = False, timeout: float = 2.0) -> bool:
         """Ask the owner to give up exactly that hold (an id from `who`); True when it is gone.

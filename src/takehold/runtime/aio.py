@@ -8,7 +8,6 @@ import logging
 import random
 import threading
 import time
-import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
@@ -70,20 +69,29 @@ class AioEvent:
                 timer.cancel()
 
 
-@types.coroutine
-def _rest(coro: Coroutine[Any, Any, T], suspended: Any) -> Generator[Any, Any, T]:
+class _Rest:
     """What is left of a coroutine that was stepped once."""
-    while True:
-        try:
-            value = yield suspended
-        except BaseException as thrown:  # noqa: BLE001 - passed on
-            step: Callable[[], Any] = functools.partial(coro.throw, thrown)
-        else:
-            step = functools.partial(coro.send, value)
-        try:
-            suspended = step()
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], suspended: Any) -> None:
+        self._coro, self._suspended = coro, suspended
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        suspended = self._suspended
+        while True:
+            try:
+                value = yield suspended
+            except BaseException as thrown:  # noqa: BLE001 - passed on
+                step: Callable[[], Any] = functools.partial(self._coro.throw, thrown)
+            else:
+                step = functools.partial(self._coro.send, value)
+            try:
+                suspended = step()
+            except StopIteration as stop:
+                return stop.value
+
+
+async def _finish(rest: _Rest) -> Any:
+    return await rest
 
 
 class AioTask:
@@ -163,7 +171,7 @@ class Aio:
             suspended = coro.send(None)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-        task = self.loop.create_task(_rest(coro, suspended))
+        task = self.loop.create_task(_finish(_Rest(coro, suspended)))
         cancelled: asyncio.CancelledError | None = None
         while not task.done():
             try:
@@ -174,7 +182,7 @@ class Aio:
             if not task.cancelled():
                 task.exception()
             raise cancelled
-        return task.result()
+        return task.result()  # type: ignore[no-any-return]
 
     def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Let the loop call back."""

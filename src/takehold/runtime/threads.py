@@ -153,7 +153,8 @@ def _after_fork() -> None:
     here.party = ThreadParty()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Threads:

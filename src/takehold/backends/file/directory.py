@@ -30,6 +30,7 @@ FILE_FORMAT: Final = 1
 STRIPES: Final = 128
 FLAGS: Final = 16_384
 FENCE: Final = struct.Struct("<qq16s")
+GROUP_MODE: Final = 0o660
 SECOND: Final = 1_000_000_000
 FLOCK: Final = struct.Struct("hhqqi4x")
 _NETWORK: Final = {
@@ -75,13 +76,15 @@ class Directory:
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             seen = os.fstat(self.fd)
-            self.mode = 0o660 if seen.st_mode & stat.S_IWGRP else 0o600
+            self.mode = GROUP_MODE if seen.st_mode & stat.S_IWGRP else 0o600
             self._refuse_unsafe(seen)
             self._check_format()
             self.fences = self._map_fences()
             self.flags = memoryview(self._map("flags", FLAGS * 4)).cast("I")
             with suppress(FileExistsError):
-                os.mkdir("boards", 0o770 if self.mode == 0o660 else 0o700, dir_fd=self.fd)
+                os.mkdir("boards", 0o700, dir_fd=self.fd)
+                if self.mode == GROUP_MODE:
+                    os.chmod(self.path / "boards", 0o770)  # noqa: S103 - as the directory itself
         except BaseException:
             os.close(self.fd)
             raise
@@ -101,7 +104,10 @@ class Directory:
     def open(self, name: str) -> int:
         """A descriptor on a file of the directory, made when it is missing, closed on exec."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(name, flags, self.mode, dir_fd=self.fd)
+        fd = os.open(name, flags, self.mode, dir_fd=self.fd)
+        if self.mode == GROUP_MODE and os.fstat(fd).st_uid == os.geteuid():
+            os.fchmod(fd, self.mode)  # a group directory is for the group, whatever our umask
+        return fd
 
     def _map(self, name: str, size: int) -> mmap.mmap:
         fd = self.open(name)

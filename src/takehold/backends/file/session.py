@@ -13,6 +13,7 @@ import secrets
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from typing import Final
 
@@ -36,7 +37,7 @@ MARK_PATROLS: Final = 10
 PICTURE_NS: Final = 200_000_000
 EVICTED: Final = "evicted by an operator"
 _fcntl = fcntl.fcntl
-_SETLK: Final = fcntl.F_OFD_SETLK
+_SETLK: Final = getattr(fcntl, "F_OFD_SETLK", 0)  # the directory has refused a system without it
 _now = time.monotonic_ns
 
 
@@ -65,7 +66,8 @@ class FileSession:
         self.rt = rt
         self.directory = directory
         self.flags = directory.flags
-        self._losses = losses
+        # Weakly: the desk has the session, and must be able to go without the collector.
+        self._losses: Losses = weakref.proxy(losses)
         self._fences = directory.fences
         self._stripes = [-1] * STRIPES
         self._gates = [-1] * STRIPES
@@ -249,6 +251,12 @@ class FileSession:
                     self.usable = True
 
     def _patrol(self) -> None:
+        try:
+            self._look_around()
+        except ReferenceError:  # the desk is gone
+            self.close()
+
+    def _look_around(self) -> None:
         if self.lost is not None:
             return
         if reason := self.directory.trouble(self._stripes):
