@@ -116,12 +116,12 @@ class _AlarmClock:
     def later(self, seconds: float, callback: Callable[[], None]) -> _Alarm:
         alarm = _Alarm(callback)
         with self._changed:
-            heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._number), alarm))
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="takehold-alarms", daemon=True)
-                thread.start()
+                thread.start()  # where no thread can be started, nothing is promised either
                 self._thread = thread
-            elif self._heap[0][2] is alarm:
+            heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._number), alarm))
+            if self._heap[0][2] is alarm:
                 self._changed.notify()
         return alarm
 
