@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -385,6 +386,40 @@ class TestCrashes:
             taker.release()
             for call in waiting:
                 call.result()
+
+    @pytest.mark.covers("L-8")
+    def test_who_releases_and_takes_again_at_once_does_not_overtake_the_one_at_the_gate(
+        self, path: Path, url: str
+    ) -> None:
+        """Counted in turns, not in time: without the gate it is dozens of them."""
+        turns, stop = [0], threading.Event()
+
+        def greedy() -> None:
+            while not stop.is_set():
+                with mine.lock("orders/42", timeout=60):
+                    turns[0] += 1
+                    time.sleep(0.0005)  # it works there; the key is free for microseconds only
+
+        with Locks(url) as mine, Taker(url, "orders/42") as taker:
+            taker.release()
+            thread = threading.Thread(target=greedy)
+            thread.start()
+            overtaken = []
+            try:
+                for _ in range(5):
+                    eventually(lambda before=turns[0]: turns[0] > before + 10)  # type: ignore[misc]
+                    taker.tell("then orders/42")
+                    taker.says("asking")
+                    gate = path / "gate-0f"
+                    eventually(lambda: gate.exists() and locked(gate, BYTE) == fcntl.F_WRLCK)  # noqa: B023
+                    before = turns[0]
+                    taker.until_held()
+                    overtaken.append(turns[0] - before)
+                    taker.release()
+            finally:
+                stop.set()
+                thread.join()
+            assert sorted(overtaken)[2] <= 1, overtaken
 
     @pytest.mark.covers("L-9")
     def test_waits_that_time_out_leave_no_descriptor(self, path: Path, url: str, face: Face) -> None:

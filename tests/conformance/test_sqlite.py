@@ -1,4 +1,4 @@
-"""The conformance suite on `sqlite:`."""
+"""The conformance suite on `sqlite:`: the code of `file:` in another place, so `make check` does without it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from takehold.testing.suite import *  # noqa: F403
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

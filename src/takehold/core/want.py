@@ -42,10 +42,10 @@ SHARED: Final = Mode.SHARED
 
 def mode_of(mode: object) -> Mode:
     """A `Mode` or its name, or `UsageError`."""
-    try:
-        return Mode(mode)
-    except ValueError:
-        raise UsageError(f"mode is 'exclusive' or 'shared', not {mode!r}") from None
+    for known in (SHARED, EXCLUSIVE):
+        if mode is known or mode == known.value:
+            return known
+    raise UsageError(f"mode is 'exclusive' or 'shared', not {mode!r}")
 
 
 class Shared:

@@ -128,7 +128,7 @@ class BaseLocks:
         policy = self._caller.check_order
         if policy == "off":
             return
-        outer = next(reversed(tuple(held)), None)
+        outer = _innermost(held)
         sentence = desk.order.check_request(seats) if len(seats) > 1 else None
         if outer is not None:
             sentence = desk.order.check(outer, seats) or sentence
@@ -154,6 +154,13 @@ class BaseLocks:
 
     def _own_hold(self, desk: Desk, held: str) -> Seat | None:
         return next((s for s in desk.busy() if s.state == HELD and held == hold_id(s)), None)
+
+
+def _innermost(held: dict[Seat, None]) -> Seat | None:
+    try:
+        return next(reversed(held), None)
+    except RuntimeError:  # one of them was lost this very moment, in another thread
+        return None
 
 
 class BaseLock:

@@ -13,7 +13,7 @@ from takehold.core.key import AnyKey
 from takehold.core.owner import Site
 from takehold.core.record import HoldRecord
 from takehold.core.seat import HELD, Seat
-from takehold.core.want import EXCLUSIVE, Mode, Shared, Want
+from takehold.core.want import EXCLUSIVE, SHARED, Mode, Shared, Want
 from takehold.errors import HoldLost, LockTimeout, UsageError
 from takehold.locks import _recipes
 from takehold.locks._base import BaseHold, BaseLock, BaseLocks, adapt
@@ -44,6 +44,8 @@ class Locks(BaseLocks):
         """A request for these keys: sorted, all or nothing, one deadline. Use it in a `with` statement."""
         if len(keys) == 1 and type(key := keys[0]) is str and mode is EXCLUSIVE and not subtree:
             wants: tuple[Want, ...] = self._known.get(key) or self._want_for(key)
+        elif len(keys) == 1 and type(key) is Shared and type(text := key.key) is str and not subtree:
+            wants = self._known_shared.get(text) or self._want_for(text, SHARED)
         else:
             wants = self._wants(keys, mode, subtree)
         if timeout is not DEFAULT:
@@ -205,7 +207,7 @@ class Lock(BaseLock):
                 seat.group = seats
         hold = Hold(desk, seats)
         if waits and (len(seats) > 1 or me in desk.held):
-            locks._check_order(desk, desk.held.get(me, ()), seats, depth)
+            locks._check_order(desk, desk.held.get(me) or {}, seats, depth)
         taken = desk.grab(seats)
         if caller.listeners and taken == len(seats):
             locks._tell_acquired(seats)

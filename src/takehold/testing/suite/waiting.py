@@ -22,7 +22,7 @@ from takehold.testing.suite.fixtures import requires
 
 __all__ = ["TestBusy", "TestInsideALoop", "TestLeaving", "TestTimeouts", "TestTurns"]
 
-SOON = 0.05
+SOON = 0.02
 """A timeout that is meant to run out."""
 
 
