@@ -232,6 +232,7 @@ def test_ctrl_c_while_waiting_leaves_no_queue_entry(locks: takehold.Locks) -> No
     locks.lock("a", timeout=5).acquire().release()
 
 
+@pytest.mark.slow
 @pytest.mark.covers("L-10")
 def test_a_timeout_that_meets_the_release_leaves_no_phantom(locks: takehold.Locks) -> None:
     """The holder lets go just when the waiter gives up; whoever was told no really has nothing."""
