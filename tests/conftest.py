@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from tests import lanes
 
-pytest_plugins = ["tests.covers", "takehold.testing.plugin"]
+pytest_plugins = ["tests.covers", "tests.servers.fixtures", "takehold.testing.plugin"]
 
 # Same examples on every run, so that a red run is red again; `make prove` looks further and at random.
 settings.register_profile("scaled", derandomize=True, max_examples=50, deadline=None, database=None)

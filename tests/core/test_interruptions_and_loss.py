@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from takehold import AsyncHold, AsyncLocks, BackendUnavailable, HoldLost, Key, Locks, UsageError, WouldDeadlock
-from takehold.core.backend import Ask, Grant, Outcome
+from takehold.core.backend import Ask, Granted, Releasable
 from takehold.core.desk import Desk
 from takehold.core.seat import Seat
 from takehold.runtime import Threads
@@ -279,8 +279,10 @@ class TestInterruptions:
         def pending(count: int) -> None:
             eventually(lambda: len(desk._combiner._pending) == count, "so many wait for the wire")
 
-        async def apply(session: FakeSession, releases: Sequence[Grant], asks: Sequence[Ask]) -> list[list[Outcome]]:
-            answers = await real(session, releases, asks)
+        async def apply(
+            session: FakeSession, releases: Sequence[Releasable], asks: Sequence[Ask], seconds: float
+        ) -> list[Granted]:
+            answers = await real(session, releases, asks, seconds)
             asked = {want.text for ask in asks for want in ask.wants}
             if asked == {"a"}:
                 pending(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,7 +16,7 @@ from takehold.errors import BackendRefused, UsageError
 
 __all__ = ["backend_for", "default_url", "masked"]
 
-_SCHEMES: Final = "memory:, memory:NAME, file:DIRECTORY, sqlite:///FILE"
+_SCHEMES: Final = "memory:, memory:NAME, file:DIRECTORY, sqlite:///FILE, postgresql://USER@HOST/DATABASE"
 
 
 def default_url() -> str:
@@ -34,15 +35,24 @@ def backend_for(url: object) -> Backend:
         url = os.environ.get("TAKEHOLD_URL")
         if not url:
             raise UsageError(f"Locks() without a URL needs TAKEHOLD_URL in the environment; give one of: {_SCHEMES}")
+    url = _engine_url(url)
     if not isinstance(url, str):
         raise UsageError(f"a lock URL is text such as {_SCHEMES}; not {type(url).__name__}: {url!r}")
     scheme, colon, rest = url.partition(":")
+    # A URL of SQLAlchemy names its driver too; we have our own connections, and our own drivers.
+    scheme = _DRIVER.sub(r"\1", scheme)
     maker = _MAKERS.get(scheme)
     if not colon or maker is None:
         raise UsageError(f"{masked(url)!r} has no scheme known here; use one of: {_SCHEMES}")
-    if "?" in rest:
+    if "?" in rest and scheme not in _WITH_OPTIONS:
         raise UsageError(f"{scheme}: URLs take no options, {masked(url)!r} has some")
     return maker(rest)
+
+
+def _engine_url(url: object) -> object:
+    """The URL of a SQLAlchemy `Engine` or `AsyncEngine`, told by what it has; anything else as it is."""
+    render = getattr(getattr(url, "url", None), "render_as_string", None)
+    return url if render is None else render(hide_password=False)
 
 
 def masked(url: str) -> str:
@@ -85,4 +95,19 @@ def _file_backend(path: str) -> Backend:
     return made  # type: ignore[no-any-return]
 
 
-_MAKERS: Final[dict[str, Callable[[str], Backend]]] = {"memory": _memory, "file": _file, "sqlite": _sqlite}
+def _postgres(rest: str) -> Backend:
+    if not rest.startswith("//"):
+        raise UsageError("postgresql: needs a server: postgresql://user@host/database")
+    made: Any = import_module("takehold.backends.postgres").PostgresBackend("postgresql:" + rest)
+    return made  # type: ignore[no-any-return]
+
+
+_DRIVER: Final = re.compile(r"((?:lease\+)?(?:postgres(?:ql)?|sqlite))\+[a-z0-9_]+")
+_WITH_OPTIONS: Final = frozenset(("postgresql", "postgres", "lease+postgresql", "lease+postgres", "lease+sqlite"))
+_MAKERS: Final[dict[str, Callable[[str], Backend]]] = {
+    "memory": _memory,
+    "file": _file,
+    "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+}

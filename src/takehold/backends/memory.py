@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Hashable
 from typing import Any
 
@@ -35,7 +36,7 @@ class MemoryBackend:
         """A session that cannot fail."""
         return MemorySession(rt)
 
-    async def open(self, rt: Runtime, losses: Losses) -> Session:
+    async def open(self, rt: Runtime, losses: Losses, seconds: float) -> Session:
         """The same."""
         return self.open_now(rt, losses)
 
@@ -67,6 +68,7 @@ class MemorySession:
         self.lost: str | None = None
         self._now = rt.now_ns
         self._fence = _fences
+        self.name = str(os.getpid())
 
     def attend(self) -> None:
         """Nothing can go wrong with it."""
@@ -90,7 +92,7 @@ class MemorySession:
     def forget(self, want: Want) -> None:
         """Nothing to forget."""
 
-    def refence(self, grant: Grant) -> tuple[int, int]:
+    def refence(self, grant: Grant) -> tuple[int | None, int]:
         """The next number."""
         return next(self._fence), self._now()
 
@@ -106,7 +108,7 @@ class MemorySession:
         """The desk sees every cycle there can be."""
         return None
 
-    def blockers(self, want: Want) -> list[HoldRecord]:
+    async def blockers(self, want: Want) -> list[HoldRecord]:
         """Nobody else."""
         return []
 

@@ -4,43 +4,106 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from takehold.core.backend import Ask, Grant
+from takehold.core.backend import Ask, Grant, Session
+from takehold.core.combine import ANSWER_WITHIN, Combiner
+from takehold.core.deadline import Deadline
 from takehold.core.register import Aftermath
 from takehold.core.seat import Seat
+from takehold.core.waits import cycle_sentence
+from takehold.errors import WouldDeadlock
 from takehold.runtime import Runtime
 
 if TYPE_CHECKING:
     from takehold.core.desk import Desk
 
-__all__ = ["ask"]
+__all__ = ["ask", "ask_alone"]
 
 
-async def ask(desk: Desk, seats: list[Seat], rt: Runtime) -> int:
+def _until(deadline: Deadline | None, rt: Runtime) -> float:
+    """How long to wait for an answer: one attempt always gets a moment, a long wait no longer than it has."""
+    soon = rt.now() + ANSWER_WITHIN
+    return soon if deadline is None else max(soon, deadline.at)
+
+
+async def ask_alone(desk: Desk, seat: Seat, session: Session, deadline: Deadline | None, rt: Runtime) -> bool | None:
+    """The plain case: one key that nobody here has. True when granted; None when somebody here has it.
+
+    False leaves the seat first in line for its key, unless there is no deadline: then nothing is left.
+    """
+    combiner, register = desk._combiner, desk._register
+    assert combiner is not None
+    combiner.session.admit(1)
+    with desk._mutex:
+        if register.session is not session or not register.ask_alone(seat, session):
+            return None
+    try:
+        granted = await combiner.ask(Ask((seat.want,), rt.event(), _until(deadline, rt)))
+    finally:
+        if seat.entry is not None:
+            seat.entry.asking = False
+    if granted:
+        fence = granted[0]
+        assert not isinstance(fence, Grant)
+        after = None
+        with desk._mutex:
+            if seat.entry is not None:
+                after = Aftermath()
+            desk._decide(register.sit_alone, seat, fence, after)
+        if after is not None:
+            desk._finish(after)
+        return True
+    _refused(desk, seat, rt, waits=deadline is not None)
+    return False
+
+
+def _refused(desk: Desk, seat: Seat, rt: Runtime, *, waits: bool) -> None:
+    """Busy elsewhere: this seat waits for everybody who comes; refuse a wait that could never end."""
+    register = desk._register
+    sentence = None
+    after = Aftermath()
+    with desk._mutex:
+        if waits:
+            register.into_line(seat, rt)
+            if register.held.get(seat.me):
+                sentence = cycle_sentence(seat, register.held, register.waits)
+        if seat.entry is not None:
+            # Readers that waited for this very answer look again.
+            after.wake = [other for other in seat.entry.queue or () if other is not seat]
+    desk._finish(after)
+    if sentence is not None:
+        seat.caller.tell("deadlock", seat, 0.0)
+        raise WouldDeadlock(sentence, key=seat.want.text)
+
+
+async def ask(desk: Desk, seats: list[Seat], deadline: Deadline | None, rt: Runtime) -> int:
     """Ask for the agent's seat and for every following one that nobody here has; how many were granted."""
     combiner, register = desk._combiner, desk._register
     assert combiner is not None
     with desk._mutex:
         asked = register.claim(seats, rt)
-    beside = asked[0].entry is not None and asked[0].entry.occupied
+    first = asked[0].entry
+    question = Ask(tuple(seat.want for seat in asked), rt.event(), _until(deadline, rt))
+    question.beside = first is not None and first.occupied
     try:
-        outcomes = await combiner.ask(Ask(tuple(seat.want for seat in asked), beside))
+        combiner.session.admit(len(asked))
+        answer = await combiner.ask(question)
     finally:
         for seat in asked:
             if seat.entry is not None:
                 seat.entry.asking = False
-    granted = 0
     after = Aftermath()
     with desk._mutex:
-        for seat, outcome in zip(asked, outcomes, strict=False):
-            if not isinstance(outcome, Grant):
-                break
-            desk._decide(register.settle, seat, outcome, after)
-            granted += 1
-        for seat in asked[granted:]:
+        for seat, got in zip(asked, answer, strict=False):
+            desk._decide(register.settle, seat, _grant(combiner, seat, got, rt), after)
+        for seat in asked[len(answer) :]:
             if seat.entry is not None:
                 # Readers that waited for this very answer look again.
                 after.wake += [other for other in seat.entry.queue or () if other is not seat]
             if seat is not asked[0]:
                 register.step_back(seat, after)
     desk._finish(after)
-    return granted
+    return len(answer)
+
+
+def _grant(combiner: Combiner, seat: Seat, got: int | Grant | None, rt: Runtime) -> Grant:
+    return got if isinstance(got, Grant) else Grant(combiner.session, seat.want, got, rt.now_ns())

@@ -2,39 +2,39 @@
 
 A backend opens sessions; a session keeps grants alive, and when it dies they are lost. Sessions come in two
 kinds. An *instant* one answers in a system call (memory, file) and is asked under the desk's mutex. A *trip*
-one answers over a wire and is asked in batches: `apply` takes releases and requests together and answers
-each with a grant, `BUSY` or `UNKNOWN` - an outcome, not an exception.
+one answers over a wire and is asked in batches: `apply` takes releases and asks together and answers each
+ask with what it was granted, up to its first busy id. What it cannot know it must find out, or end itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from takehold.core.deadline import Deadline
 from takehold.core.record import HoldRecord
 from takehold.core.want import Want
-from takehold.runtime import Runtime
+from takehold.errors import BackendError
+from takehold.runtime import Event, Runtime
 
 if TYPE_CHECKING:
+    from takehold.core.combine import Combiner
     from takehold.core.seat import Seat
 
 __all__ = [
-    "BUSY",
-    "UNKNOWN",
     "Ask",
     "Backend",
     "Capabilities",
     "Grant",
+    "Granted",
     "Losses",
-    "Outcome",
-    "Refusal",
+    "Releasable",
     "Session",
     "SessionLost",
     "TripSession",
     "Turn",
+    "Unanswered",
 ]
 
 
@@ -55,21 +55,6 @@ class Capabilities:
     max_held: int | None = None
 
 
-class Refusal(Enum):
-    """Why there is no grant."""
-
-    BUSY = "busy"
-    UNKNOWN = "unknown"
-    """It may be held: the session must prove that it is not, or end."""
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-BUSY: Final = Refusal.BUSY
-UNKNOWN: Final = Refusal.UNKNOWN
-
-
 class Grant:
     """One id held at the backend. Several local holds can stand on it, at once or in turn.
 
@@ -83,7 +68,7 @@ class Grant:
     shareable = True
     """Whether later readers of this process may join it."""
 
-    def __init__(self, session: Session, want: Want, fence: int, at: int, handle: Any = None) -> None:
+    def __init__(self, session: Session, want: Want, fence: int | None, at: int, handle: Any = None) -> None:
         self.session = session
         self.want = want
         self.fence = fence
@@ -91,16 +76,34 @@ class Grant:
         self.handle = handle
 
 
-Outcome: TypeAlias = Grant | Refusal
+Granted: TypeAlias = Sequence[int | Grant | None]
+"""What an ask was granted, in order: a fence (None where there are none), or a grant that is kept elsewhere.
+
+Shorter than what was asked for: the next id is busy.
+"""
+Releasable: TypeAlias = "Grant | Seat"
+"""What can be given back: a seat alone stands for its grant."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """One caller's part of a batch: granted in order, up to the first busy id, which ends it."""
+    """One caller's part of a batch: granted in order, up to the first busy id, which ends it.
 
-    wants: tuple[Want, ...]
-    beside: bool = False
+    On its way it is pending, sent, answered; or given up by its caller.
+    """
+
+    lead = False
+    sent = False
+    given_up = False
+    granted: Granted | None = None
+    error: Exception | None = None
+    beside = False
     """A further shared grant beside one this process has: it must queue with the others, not re-enter."""
+
+    def __init__(self, wants: tuple[Want, ...], event: Event, until: float) -> None:
+        self.wants = wants
+        self.event = event
+        self.until = until
+        """When its caller has waited long enough for an answer, on the runtime's clock."""
 
 
 class Turn(Protocol):
@@ -137,6 +140,8 @@ class Session(Protocol):
 
     lost: str | None
     """Why it died, or None while it lives."""
+    name: str
+    """The first part of the ids of its holds: unique wherever they can be seen."""
     usable: bool
     """Alive, and something looks after it; `attend` when not."""
 
@@ -166,7 +171,7 @@ class Session(Protocol):
     def forget(self, want: Want) -> None:
         """Instant only: make sure that an interrupted `take` left nothing. Idempotent."""
 
-    def refence(self, grant: Grant) -> tuple[int, int]:
+    def refence(self, grant: Grant) -> tuple[int | None, int]:
         """A newer fence for the next local holder of a grant, and the time in ns; no I/O."""
 
     def turn(self, want: Want, beside: bool, seat: Seat) -> Turn:
@@ -178,8 +183,8 @@ class Session(Protocol):
     def deadlock(self, seat: Seat) -> str | None:
         """A sentence when this waiting seat is in a cycle across processes and is the one to give up."""
 
-    def blockers(self, want: Want) -> list[HoldRecord]:
-        """Who holds this id elsewhere, for an error message. Best effort, quick."""
+    async def blockers(self, want: Want) -> list[HoldRecord]:
+        """Who holds this id elsewhere, for an error message. Best effort, at most 50 ms."""
 
     def descriptors(self, seat: Seat) -> tuple[int, ...]:
         """File descriptors that keep this hold alive in a child that inherits them."""
@@ -194,12 +199,24 @@ class Session(Protocol):
 class TripSession(Session, Protocol):
     """A session that answers over a wire."""
 
-    async def apply(self, releases: Sequence[Grant], asks: Sequence[Ask]) -> list[list[Outcome]]:
+    combiner: Combiner | None
+    """Set by the desk: a turn that polls sends its questions through it."""
+    in_flight: bool
+    """A statement was sent and its answer can still be read, with `answer`, by whoever comes."""
+
+    def admit(self, count: int) -> None:
+        """Raise `BackendRefused` when so many more would be too many. Costs no I/O."""
+
+    async def apply(self, releases: Sequence[Releasable], asks: Sequence[Ask], seconds: float) -> list[Granted]:
         """One statement. Releases first, then each ask on its own, in order, up to its first busy id.
 
-        Must not raise for a busy or unknown id. Raises `SessionLost` when the session is gone: then nothing
-        that it kept is held any more. Never cancelled half-way: the desk runs it as the session's own task.
+        Raises `Unanswered` when the answer does not come within `seconds`: the statement stays in flight.
+        Raises `SessionLost` when the session is gone: then nothing that it kept is held any more. Raises
+        `Refused` when nothing was granted and everybody who asked is to be told why.
         """
+
+    async def answer(self) -> list[Granted]:
+        """Wait for the answer of the statement in flight, as long as the session puts up with; as `apply`."""
 
 
 class Losses(Protocol):
@@ -217,6 +234,18 @@ class Losses(Protocol):
 
 class SessionLost(Exception):
     """The session died under a statement."""
+
+
+class Refused(Exception):
+    """The server refused a statement: nothing of it was granted, all its releases are done, the session lives."""
+
+    def __init__(self, error: BackendError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Unanswered(Exception):
+    """The answer of a statement has not come in time; it may still."""
 
 
 class Backend(Protocol):
@@ -237,8 +266,8 @@ class Backend(Protocol):
     def place(self, encoded: bytes, number: int | None) -> tuple[Hashable, Any]:
         """The id of an encoded key, and the backend's own form of it. Pure."""
 
-    async def open(self, rt: Runtime, losses: Losses) -> Session:
-        """A live session, or `BackendRefused` / `BackendUnavailable`."""
+    async def open(self, rt: Runtime, losses: Losses, seconds: float) -> Session:
+        """A live session within so many seconds, or `BackendRefused` / `BackendUnavailable`."""
 
     def open_now(self, rt: Runtime, losses: Losses) -> Session:
         """`open` for an instant backend."""

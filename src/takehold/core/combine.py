@@ -2,121 +2,118 @@
 
 Leader and followers, the same for threads and tasks. Whoever finds the wire idle leads: it sends everything
 that is pending, itself included, and hands the lead on. Under asyncio the lead is a task of the session, so
-that cancelling a caller cancels no statement; a thread leads on its own stack. Releases ride along.
+that cancelling a caller cancels no statement; a thread leads on its own stack, and when it must leave before
+the answer is there, another thread reads on. Releases ride along.
 """
 
 from __future__ import annotations
 
+import weakref
 from contextlib import suppress
+from typing import Final
 
-from takehold.core.backend import Ask, Grant, Outcome, SessionLost, TripSession
-from takehold.errors import BackendUnavailable
-from takehold.runtime import Event, Runtime
+from takehold.core.backend import Ask, Grant, Granted, Refused, Releasable, SessionLost, TripSession, Unanswered
+from takehold.errors import BackendError, BackendUnavailable
+from takehold.runtime import Runtime
 
-__all__ = ["Combiner"]
+__all__ = ["ANSWER_WITHIN", "Combiner"]
 
-
-class _Slot:
-    """One caller's ask on its way: pending, sent, answered; or given up by its caller."""
-
-    lead = False
-    sent = False
-    given_up = False
-    outcomes: list[Outcome] | None = None
-    error: Exception | None = None
-
-    def __init__(self, ask: Ask | None, event: Event) -> None:
-        self.ask = ask
-        self.event = event
-
-    @property
-    def answered(self) -> bool:
-        return self.outcomes is not None or self.error is not None
+ANSWER_WITHIN: Final = 1.0
+"""Seconds a caller gives the server for one answer, however short its own timeout is."""
+LOOK_AGAIN: Final = 0.25
+"""How often a slow statement is looked at for callers that have waited long enough."""
+NAME: Final = "takehold-statements"
 
 
 class Combiner:
     """The one place where statements of a trip session are sent."""
 
     def __init__(self, session: TripSession, rt: Runtime) -> None:
-        self._session = session
+        self.session = session
         self._rt = rt
+        self._threads = rt.face == "threads"
         self._mutex = rt.mutex()
         self._busy = False
-        self._pending: list[_Slot] = []
-        self._releases: list[Grant] = []
+        self._watched = False
+        self._pending: list[Ask] = []
+        self._sent: list[Ask] = []
+        self._releases: list[Releasable] = []
         self.statements = 0
         """How many were sent: fewer than requests when combining works."""
+        # Weakly: session and combiner must go with the desk, not wait for the collector.
+        session.combiner = weakref.proxy(self)
 
-    async def ask(self, ask: Ask) -> list[Outcome]:
-        """Send one ask with whatever else is pending; the outcomes up to its first busy id."""
-        slot = _Slot(ask, self._rt.event())
-        return await self._through(slot) or []
+    async def ask(self, ask: Ask) -> Granted:
+        """Send one ask with whatever else is pending; what was granted, up to its first busy id."""
+        await self._through(ask)
+        if ask.error is not None:
+            raise ask.error
+        assert ask.granted is not None
+        return ask.granted
 
-    def give(self, grants: list[Grant]) -> None:
+    def give(self, given: list[Releasable]) -> None:
         """Note releases; they leave with the next statement, or at once when the wire is idle (asyncio)."""
         with self._mutex:
-            self._releases += grants
-            kick = not self._busy and self._rt.face != "threads"
+            self._releases += given
+            kick = not self._busy and not self._threads
             self._busy = self._busy or kick
         if kick:
-            self._rt.spawn(self._serve(None), "takehold-statements")
+            self._rt.spawn(self._serve(None), NAME)
 
-    async def given_back(self, grants: list[Grant]) -> None:
+    async def given_back(self, given: list[Releasable]) -> None:
         """Return when these are back at the backend; they may be on their way already."""
         with self._mutex:
-            idle = not self._busy and not any(grant in self._releases for grant in grants)
+            idle = not self._busy and not any(one in self._releases for one in given)
         if not idle:
             # A session that died meanwhile has given back everything.
             with suppress(BackendUnavailable):
-                await self._through(_Slot(None, self._rt.event()))
+                await self._through(Ask((), self._rt.event(), self._rt.now() + ANSWER_WITHIN))
 
-    async def _through(self, slot: _Slot) -> list[Outcome] | None:
+    async def _through(self, ask: Ask) -> None:
+        """Wait for the answer, leading if nobody does. On the way out nothing that was granted is left behind."""
         try:
             # Inside: a Ctrl-C between these lines must not leave a request that nobody waits for.
             with self._mutex:
-                self._pending.append(slot)
-                slot.lead = not self._busy
+                self._pending.append(ask)
+                ask.lead = not self._busy
                 self._busy = True
-            while not slot.answered:
-                if slot.lead:
-                    await self._lead(slot)
-                if not slot.answered:
-                    await slot.event.wait(None)
+            if not self._threads:
+                if ask.lead:
+                    ask.lead = False
+                    self._rt.spawn(self._serve(None), NAME)
+                await ask.event.wait(None)  # `_look_again` sees to its end
+            else:
+                while ask.granted is None and ask.error is None:
+                    if ask.lead:
+                        await self._serve(ask)
+                    elif not await ask.event.wait(max(0.0, ask.until - self._rt.now())):
+                        raise _unanswered()
         except BaseException:
-            if late := self._give_up(slot):
+            if late := self._give_up(ask):
                 self.give(late)
-                if self._rt.face == "threads":
+                if self._threads:
                     await self.given_back(late)
             raise
-        if slot.error is not None:
-            raise slot.error
-        return slot.outcomes
 
-    async def _lead(self, slot: _Slot) -> None:
-        if self._rt.face == "threads":
-            await self._serve(slot)
-        else:
-            slot.lead = False
-            self._rt.spawn(self._serve(None), "takehold-statements")
-
-    def _give_up(self, slot: _Slot) -> list[Grant]:
+    def _give_up(self, ask: Ask) -> list[Releasable]:
         """The caller was cancelled: what it was granted already, to be given back. Its lead goes to the next."""
         with self._mutex:
-            slot.given_up = True
-            if not slot.sent and slot in self._pending:
-                self._pending.remove(slot)
-        self._lead_on(slot)
-        return _grants(slot.outcomes or [])
+            ask.given_up = True
+            if not ask.sent and ask in self._pending:
+                self._pending.remove(ask)
+            # Under the mutex: what is answered after this goes back by itself.
+            late = self._grants(ask)
+        self._lead_on(ask)
+        return late
 
-    def _pass_lead(self) -> _Slot | None:
-        """Under the mutex: name the next leader, or say that the wire is idle."""
-        if self._pending:
-            self._pending[0].lead = True
-            return self._pending[0]
-        self._busy = False
-        return None
+    def _grants(self, ask: Ask) -> list[Releasable]:
+        """An answer that nobody takes, as something to give back."""
+        return [
+            got if isinstance(got, Grant) else Grant(self.session, want, got, 0)
+            for want, got in zip(ask.wants, ask.granted or (), strict=False)
+        ]
 
-    async def _serve(self, mine: _Slot | None) -> None:
+    async def _serve(self, mine: Ask | None) -> None:
         """Send what is pending, again and again: a thread until its own is answered, a task until nothing is left."""
         while True:
             with self._mutex:
@@ -127,10 +124,11 @@ class Combiner:
                     if mine is not None:
                         mine.lead = False
                     return
-                for slot in batch:
-                    slot.sent = True
-            await self._send(releases, batch)
-            if mine is not None and mine.answered and not self._late_releases():
+                for ask in batch:
+                    ask.sent = True
+                self._sent = batch
+            await self._send(releases, batch, mine)
+            if mine is not None and (mine.granted is not None or mine.error is not None) and not self._late_releases():
                 self._lead_on(mine)
                 return
 
@@ -139,54 +137,106 @@ class Combiner:
         with self._mutex:
             return bool(self._releases) and not self._pending
 
-    def _lead_on(self, mine: _Slot) -> None:
+    def _lead_on(self, mine: Ask) -> None:
         """Give the lead to the next, if it is ours; twice is a no-op, so an interrupted leader can do it again."""
         heir = None
         with self._mutex:
             if mine.lead:
-                heir = self._pass_lead()
+                if self._pending:
+                    heir = self._pending[0]
+                    heir.lead = True
+                else:
+                    self._busy = False
                 mine.lead = False
         if heir is not None:
             _ring([heir])
 
-    async def _send(self, releases: list[Grant], batch: list[_Slot]) -> None:
-        asking = [slot for slot in batch if slot.ask is not None]
+    async def _send(self, releases: list[Releasable], batch: list[Ask], mine: Ask | None) -> None:
+        """One statement and its answer; when we must leave before it is there, somebody else waits for it."""
+        asks = [ask for ask in batch if ask.wants]
+        if not asks and not releases:
+            self._deliver(batch, [], None)
+            return
+        self.statements += 1
+        if not self._watched and not self._threads:
+            self._watched = True
+            self._rt.later(LOOK_AGAIN, self._look_again)
+        seconds = float("inf") if mine is None else max(0.0, mine.until - self._rt.now())
         try:
-            answers: list[list[Outcome]] = []
-            if asking or releases:
-                self.statements += 1
-                answers = await self._session.apply(releases, [slot.ask for slot in asking if slot.ask is not None])
-        except SessionLost as lost:
-            self._deliver(batch, {}, BackendUnavailable(f"the lock session died while asking: {lost}"))
+            answers = await self.session.apply(releases, asks, seconds)
+        except (SessionLost, Refused) as failure:
+            self._deliver(batch, [], _error_of(failure))
         except BaseException as failure:
+            if mine is not None and self.session.in_flight:
+                mine.lead = False
+                self._rt.spawn(self._read_on(batch, asks), NAME)
+                if isinstance(failure, Unanswered):
+                    raise _unanswered() from None
+                raise
             # What the statement did is unknown, so nothing that this session says can be believed any more.
-            self._session.close()
-            self._deliver(batch, {}, BackendUnavailable(f"a lock statement was interrupted: {failure!r}"))
+            self.session.close()
+            self._deliver(batch, [], BackendUnavailable(f"a lock statement was interrupted: {failure!r}"))
             raise
         else:
-            self._deliver(batch, dict(zip(asking, answers, strict=True)), None)
+            self._deliver(batch, list(zip(asks, answers, strict=True)), None)
 
-    def _deliver(self, batch: list[_Slot], answers: dict[_Slot, list[Outcome]], error: Exception | None) -> None:
+    async def _read_on(self, batch: list[Ask], asks: list[Ask]) -> None:
+        """In a thread of its own: the answer that its leader could not wait for, then whatever is pending."""
+        try:
+            answers = await self.session.answer()
+        except (SessionLost, Refused) as failure:
+            self._deliver(batch, [], _error_of(failure))
+        else:
+            self._deliver(batch, list(zip(asks, answers, strict=True)), None)
+        await self._serve(None)
+
+    def _look_again(self) -> None:
+        """While statements are on their way: let go of tasks that have waited for their answer long enough."""
+        now = self._rt.now()
         with self._mutex:
-            for slot in batch:
-                slot.error = error
-                if error is None:
-                    slot.outcomes = answers.get(slot, [])
-                    if slot.given_up:
-                        self._releases += _grants(slot.outcomes)
+            late = [ask for ask in (*self._sent, *self._pending) if ask.until <= now and not ask.given_up]
+            late = [ask for ask in late if ask.granted is None and ask.error is None]
+            for ask in late:
+                ask.given_up = True
+                ask.error = _unanswered()
+                if not ask.sent:
+                    self._pending.remove(ask)
+            self._watched = self._busy
+        _ring(late)
+        if self._watched:
+            self._rt.later(LOOK_AGAIN, self._look_again)
+
+    def _deliver(self, batch: list[Ask], answers: list[tuple[Ask, Granted]], error: Exception | None) -> None:
+        with self._mutex:
+            self._sent = []
+            for ask, granted in answers:
+                ask.granted = granted
+            for ask in batch:
+                if error is not None:
+                    ask.error = error
+                elif ask.granted is None:
+                    ask.granted = ()
+                if ask.given_up:
+                    self._releases += self._grants(ask)
         _ring(batch)
 
 
-def _ring(slots: list[_Slot]) -> None:
+def _error_of(failure: SessionLost | Refused) -> BackendError:
+    if isinstance(failure, Refused):
+        return failure.error
+    return BackendUnavailable(f"the lock session died while asking: {failure}")
+
+
+def _unanswered() -> BackendUnavailable:
+    return BackendUnavailable("the lock server did not answer in time; nothing is held for this call")
+
+
+def _ring(asks: list[Ask]) -> None:
     """Wake them all; an interrupt half-way must not leave one asleep for ever."""
     try:
-        for slot in slots:
-            slot.event.set()
+        for ask in asks:
+            ask.event.set()
     except BaseException:
-        for slot in slots:
-            slot.event.set()
+        for ask in asks:
+            ask.event.set()
         raise
-
-
-def _grants(outcomes: list[Outcome]) -> list[Grant]:
-    return [outcome for outcome in outcomes if isinstance(outcome, Grant)]

@@ -7,31 +7,30 @@ most one seat per key, the *agent*, talks to the backend on behalf of everybody 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from takehold.core.asking import ask
-from takehold.core.backend import Backend, Grant, Session
-from takehold.core.combine import Combiner
+from takehold.core.asking import ask, ask_alone
+from takehold.core.backend import Backend, Releasable, Session
+from takehold.core.combine import ANSWER_WITHIN, Combiner
 from takehold.core.deadline import Deadline
 from takehold.core.order import OrderBook
 from takehold.core.record import HoldRecord
 from takehold.core.register import Aftermath, Register
 from takehold.core.seat import GONE, HELD, QUEUED, Caller, Seat
+from takehold.core.standing import stand_in_line, woken
 from takehold.core.waits import cycle_sentence, reentry_sentence, seat_record, timeout_error
 from takehold.core.want import SHARED
-from takehold.errors import BackendUnavailable, UsageError, WouldDeadlock
+from takehold.errors import BackendUnavailable, WouldDeadlock
 from takehold.runtime import Runtime
 
 __all__ = ["Desk"]
 
 log = logging.getLogger(__name__)
-DEADLOCK_FIRST: Final = 1.0  # seconds of waiting before cycles across processes are looked for
-DEADLOCK_AGAIN: Final = 0.25
+OPEN_WITHIN: Final = 10.0  # seconds for a server to let us in
 FORKED: Final = "this process was forked; the parent still holds it"
 
 
@@ -42,6 +41,8 @@ class Desk:
         self.backend = backend
         self.rt = rt
         self.closed = False  # set after a fork and at the end: whoever finds it so asks for a new desk
+        self.callers: weakref.WeakSet[Caller] = weakref.WeakSet()
+        """The open `Locks` objects that stand behind it."""
         self.order = OrderBook()
         self.abandoned: deque[Seat] = deque()
         """Filled by finalizers, which must not lock anything; emptied by whoever comes next."""
@@ -67,7 +68,7 @@ class Desk:
                 if self._register.session is session:
                     self._register.session = self.backend.open_now(self.rt, self)
 
-    async def ready(self) -> Session:
+    async def ready(self, seconds: float = OPEN_WITHIN) -> Session:
         """The live session of any backend."""
         if self._at_once:
             return self.ready_now()
@@ -76,7 +77,7 @@ class Desk:
             return session
         if session is not None and session.lost is not None:
             self.session_lost(session, session.lost)
-        opened: Any = await self.backend.open(self.rt, self)
+        opened: Any = await self.backend.open(self.rt, self, min(max(seconds, ANSWER_WITHIN), OPEN_WITHIN))
         with self._mutex:
             current = self._register.session
             if current is None or current.lost is not None:
@@ -128,10 +129,16 @@ class Desk:
         if deadline.at <= deadline.started:
             if (blocked := await self.take_now(seats, taken, rt)) is not None:
                 blocked.caller.tell("timeout", blocked, 0.0)
-                raise timeout_error(blocked, 0.0, self.in_the_way(blocked))
+                raise timeout_error(blocked, 0.0, await self.in_the_way(blocked))
             return
         try:
-            await self.ready()
+            session = await self.ready(deadline.left())
+            if len(seats) == 1 and not self._at_once:
+                answer = await ask_alone(self, seats[0], session, deadline, rt)
+                if answer is not None:
+                    if not answer:
+                        await self._wait_for(seats[0], deadline, rt)
+                    return
             while taken < len(seats):
                 taken += await self._obtain(seats[taken:], deadline, rt)
             if reason := next((seat.lost for seat in seats if seat.lost is not None), None):
@@ -145,8 +152,8 @@ class Desk:
         """The rest of an attempt that may not wait: all seats, or none and the one that is busy."""
         try:
             while not self._at_once and taken < len(seats):
-                await self.ready()
-                granted = await self._attempt(seats[taken:], rt)
+                session = await self.ready(0.0)
+                granted = await self._attempt(seats[taken:], session, rt)
                 if not granted:
                     break
                 taken += granted
@@ -162,18 +169,20 @@ class Desk:
         if pending := self.undo(seats):
             await rt.shield(self.given_back(pending))
 
-    async def _attempt(self, seats: list[Seat], rt: Runtime) -> int:
+    async def _attempt(self, seats: list[Seat], session: Session, rt: Runtime) -> int:
         """One question over the wire, without standing in line for more than its answer."""
         seat = seats[0]
+        if len(seats) == 1 and (answer := await ask_alone(self, seat, session, None, rt)) is not None:
+            return int(answer)
         try:
             self._line_up(seat, rt)
         except WouldDeadlock:
             return 0
         if seat.state == QUEUED and seat.entry is not None and seat.entry.agent is seat:
-            return await ask(self, seats, rt)
+            return await ask(self, seats, None, rt)
         # Readers that came together get one answer: the one that is on its way to the first of them.
         while seat.state == QUEUED and seat.want.mode is SHARED and seat.entry is not None and seat.entry.asking:
-            await self._woken(seat, rt, None)
+            await woken(self, seat, rt, None)
         return int(seat.state == HELD)
 
     async def _obtain(self, seats: list[Seat], deadline: Deadline, rt: Runtime) -> int:
@@ -183,14 +192,17 @@ class Desk:
         if seat.state == HELD:
             return 1
         asks = not self._at_once and seat.entry is not None and seat.entry.agent is seat
-        if asks and (granted := await ask(self, seats, rt)):
+        if asks and (granted := await ask(self, seats, deadline, rt)):
             return granted
+        await self._wait_for(seat, deadline, rt)
+        return 1
+
+    async def _wait_for(self, seat: Seat, deadline: Deadline, rt: Runtime) -> None:
         rt.may_wait()
         try:
-            await self._stand_in_line(seat, deadline, rt)
+            await stand_in_line(self, seat, deadline, rt)
         finally:
             seat.caller.tell("waited", seat, deadline.waited())
-        return 1
 
     def _line_up(self, seat: Seat, rt: Runtime) -> None:
         """Take the key if it is free after all, else stand in line; refuse a wait that could never end."""
@@ -216,50 +228,6 @@ class Desk:
             seat.caller.tell("deadlock", seat, 0.0)
             raise WouldDeadlock(sentence, key=seat.want.text)
 
-    async def _stand_in_line(self, seat: Seat, deadline: Deadline, rt: Runtime) -> None:
-        pause = self._slice(seat, DEADLOCK_FIRST)
-        while seat.state == QUEUED:
-            if seat.entry is not None and seat.entry.agent is seat:
-                await self._negotiate(seat, deadline, rt)
-            elif not await self._woken(seat, rt, min(deadline.left(), pause)):
-                pause = self._patience(seat, deadline)
-
-    async def _woken(self, seat: Seat, rt: Runtime, seconds: float | None) -> bool:
-        """Wait to be called up; True when this seat is in, or is the agent now."""
-        assert seat.event is not None
-        await seat.event.wait(None if seconds == math.inf else seconds)
-        with self._mutex:
-            # Granted, and perhaps lost again before we ran: not waiting any more, in any case.
-            called = seat.state != QUEUED or (seat.entry is not None and seat.entry.agent is seat)
-            if not called:
-                # Events are for one call. Under the mutex: whoever calls us up next sees the new one.
-                seat.event = rt.event()
-        return called
-
-    async def _negotiate(self, seat: Seat, deadline: Deadline, rt: Runtime) -> None:
-        """Stand in the backend's own queue for everybody who stands in ours."""
-        session = await self.ready()
-        entry = seat.entry
-        assert entry is not None
-        turn = session.turn(seat.want, entry.occupied, seat)
-        pause = self._slice(seat, DEADLOCK_FIRST)
-        try:
-            while (grant := await turn.take(deadline, min(pause, 1.0))) is None:
-                if session.lost is not None:
-                    break
-                pause = self._patience(seat, deadline)
-            if grant is not None:
-                after = Aftermath()
-                with self._mutex:
-                    self._decide(self._register.settle, seat, grant, after)
-                self._finish(after)
-        except BaseException:
-            if seat.state != HELD:
-                await rt.shield(turn.leave())
-            raise
-        if grant is None:
-            await rt.shield(turn.leave())
-
     def _decide(self, decision: Callable[..., None], *facts: Any) -> None:
         """Under the mutex: a decision that was interrupted is made again, to its end, before anybody can look."""
         try:
@@ -268,39 +236,33 @@ class Desk:
             decision(*facts)
             raise
 
-    def _slice(self, seat: Seat, seconds: float) -> float:
-        """How long to wait before looking for a deadlock across processes: only who holds can be in one."""
-        return seconds if not self.backend.solo and self.held.get(seat.me) else math.inf
-
-    def _patience(self, seat: Seat, deadline: Deadline) -> float:
-        """Between two waits: raise when there is no point in another one."""
-        if self.abandoned:
-            self.sweep()
-        if seat.caller.closed or self.closed:
-            raise UsageError(f"{seat.want.text!r}: this Locks object was closed while waiting")
-        session = self._register.session
-        if session is not None and self.held.get(seat.me) and (sentence := session.deadlock(seat)):
-            seat.caller.tell("deadlock", seat, deadline.waited())
-            raise WouldDeadlock(sentence, key=seat.want.text)
-        if deadline.left() <= 0:
-            seat.caller.tell("timeout", seat, deadline.waited())
-            raise timeout_error(seat, deadline.waited(), self.in_the_way(seat))
-        return self._slice(seat, DEADLOCK_AGAIN)
-
-    def release(self, seats: list[Seat]) -> list[Grant] | None:
-        """Let go, in reverse. Grants that a trip session must still give back are returned."""
+    def release(self, seats: list[Seat]) -> list[Releasable] | None:
+        """Let go, in reverse. What a trip session must still give back is returned."""
         if seats[0].caller.listeners:
             self._tell_released(seats)
         if len(seats) == 1:
             seat = seats[0]
             with self._mutex:
                 try:
-                    if seat.state != HELD or self._register.release_alone(seat):
+                    if seat.state != HELD:
                         return None
+                    alone = self._register.release_alone(seat)
                 except BaseException:
                     self._register.release_alone(seat)
+                    if not self._at_once:
+                        self._after_alone(seat)
                     raise
+            if alone:
+                return None if self._at_once else self._after_alone(seat)
         return self.undo(seats)
+
+    def _after_alone(self, seat: Seat) -> list[Releasable] | None:
+        """A trip session must still give back what a seat alone stood for."""
+        if seat.session is None or seat.session.lost is not None or self._combiner is None:
+            return None
+        pending: list[Releasable] = [seat]
+        self._combiner.give(pending)
+        return pending
 
     def _tell_released(self, seats: list[Seat]) -> None:
         now = self.rt.now_ns()
@@ -308,7 +270,7 @@ class Desk:
             if seat.state == HELD:
                 seat.caller.tell("released", seat, (now - seat.at) / 1e9)
 
-    def undo(self, seats: Iterable[Seat]) -> list[Grant] | None:
+    def undo(self, seats: Iterable[Seat]) -> list[Releasable] | None:
         """Let go of held seats and take the others out of the line, in reverse: leaves nothing behind."""
         after = Aftermath()
         with self._mutex:
@@ -339,9 +301,9 @@ class Desk:
 
     def _catch_up(self) -> None:
         while self._unfinished:
-            self._finish(self._unfinished.pop())
+            self._send_off(self._finish(self._unfinished.pop()))
 
-    def _finish(self, after: Aftermath) -> list[Grant] | None:
+    def _finish(self, after: Aftermath) -> list[Releasable] | None:
         """Do what a decision left to be done."""
         while after.wake:
             try:
@@ -364,7 +326,12 @@ class Desk:
         """Wake everybody; who cannot be woken."""
         return [seat for seat in after.wake if seat.event is not None and not seat.event.set()]
 
-    async def given_back(self, grants: list[Grant]) -> None:
+    def _send_off(self, pending: list[Releasable] | None) -> None:
+        """Nobody waits for these to go back: see that they do."""
+        if pending and self.rt.face == "threads":
+            self.rt.spawn(self.given_back(pending), "takehold-releases")
+
+    async def given_back(self, grants: list[Releasable]) -> None:
         """Wait until the backend has these back."""
         if self._combiner is not None:
             await self._combiner.given_back(grants)
@@ -374,7 +341,7 @@ class Desk:
         while self.abandoned:
             try:
                 seat = self.abandoned[0]
-                self.undo([seat])
+                self._send_off(self.undo([seat]))
                 # Only now: an interrupt in between must not lose it, and twice is a no-op.
                 self.abandoned.remove(seat)
             except (IndexError, ValueError):  # another thread was quicker
@@ -414,7 +381,7 @@ class Desk:
             watchers += [other.body._lost_in_body for other in together if other.body is not None]
             for other in together:
                 other.watch = other.body = None
-        self._finish(after)
+        self._send_off(self._finish(after))
         seat.caller.tell("lost", seat, (self.rt.now_ns() - seat.at) / 1e9)
         for call in watchers:
             try:
@@ -428,7 +395,7 @@ class Desk:
             for seat in seats:
                 self._register.transfer(seat, me)
 
-    def release_all(self, caller: Caller, me: object) -> list[Grant] | None:
+    def release_all(self, caller: Caller, me: object) -> list[Releasable] | None:
         """Let go of everything one `Locks` object holds, and wake its waiters to find it closed.
 
         A block that still runs in another task or thread is told: its key is somebody else's from now on.
@@ -454,14 +421,14 @@ class Desk:
             held = [seat for seats in self.held.values() for seat in seats]
             return held + list(self._register.waits.values())
 
-    def in_the_way(self, seat: Seat) -> list[HoldRecord]:
+    async def in_the_way(self, seat: Seat) -> list[HoldRecord]:
         """Who keeps this seat waiting: of this process, or whom the backend can name."""
         with self._mutex:
             holders = self._register.holders(seat.want)
         if holders:
             return [self.record(other) for other in holders]
         session = self._register.session
-        return session.blockers(seat.want) if session is not None else []
+        return await session.blockers(seat.want) if session is not None else []
 
     def record(self, seat: Seat) -> HoldRecord:
         """One seat as `who` shows it."""

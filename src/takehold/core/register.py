@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
-from takehold.core.backend import Grant, Session
-from takehold.core.seat import GONE, HELD, NEW, QUEUED, Entry, Seat
+from takehold.core.backend import Grant, Releasable, Session
+from takehold.core.seat import ASKED, GONE, HELD, NEW, QUEUED, Entry, Seat
 from takehold.core.want import EXCLUSIVE, SHARED, Want
 from takehold.runtime import Runtime
 
@@ -35,8 +35,8 @@ class Aftermath:
     def __init__(self) -> None:
         self.wake: list[Seat] = []
         self.handed: list[Seat] = []
-        self.pending: list[Grant] = []
-        """Grants that a trip session must still give back."""
+        self.pending: list[Releasable] = []
+        """What a trip session must still give back."""
 
 
 class Register:
@@ -100,13 +100,53 @@ class Register:
         self._sit(entry, seat, grant, grant.fence, grant.at)
         return True
 
+    def ask_alone(self, seat: Seat, session: Session) -> bool:
+        """Note that the backend is asked for a key that nobody here has; False when somebody has it."""
+        id = seat.want.id
+        if id in self.entries:
+            return False
+        seat.session = session
+        seat.state = ASKED
+        self.entries[id] = seat
+        return True
+
+    def sit_alone(self, seat: Seat, fence: int | None, after: Aftermath | None) -> None:
+        """The backend has granted what `ask_alone` noted."""
+        session = seat.session
+        assert session is not None
+        if seat.entry is not None:
+            # Somebody came to stand behind it meanwhile.
+            grant = seat.grant or Grant(session, seat.want, fence, self._now_ns())
+            assert after is not None
+            self.settle(seat, grant, after)
+            return
+        seat.fence = fence
+        seat.at = self._now_ns()
+        mine = self.held.get(seat.me)
+        if mine is None:
+            self.held[seat.me] = {seat: None}
+        else:
+            mine[seat] = None
+        seat.state = HELD
+
+    def into_line(self, seat: Seat, rt: Runtime) -> Entry:
+        """The backend has refused what `ask_alone` noted: stand in line, first, to wait for it."""
+        entry = self._entry(seat.want.id)
+        assert entry is not None
+        entry.asking = False  # a real entry only now: nobody waited for the answer
+        seat.at = self._now_ns()
+        seat.event = rt.event()
+        self.waits[seat.me] = seat
+        return entry
+
     def _entry(self, id: Hashable) -> Entry | None:
         """The entry of an id; a seat that stood for it alone gets a real one."""
         seat = self.entries.get(id)
         if not isinstance(seat, Seat):
             return seat
+        if seat.state == ASKED:
+            return self._asked_entry(seat)
         assert seat.session is not None
-        assert seat.fence is not None
         grant = Grant(seat.session, seat.want, seat.fence, seat.at)
         entry = Entry()
         grant.users = 1
@@ -117,6 +157,15 @@ class Register:
             grant.shareable = seat.caller.coalesce
         seat.grant = entry.grant = grant
         seat.entry = self.entries[id] = entry
+        return entry
+
+    def _asked_entry(self, seat: Seat) -> Entry:
+        entry = Entry()
+        entry.queue = OrderedDict([(seat, None)])
+        entry.agent = seat
+        entry.asking = True
+        seat.state = QUEUED
+        seat.entry = self.entries[seat.want.id] = entry
         return entry
 
     def _sit(self, entry: Entry, seat: Seat, grant: Grant, fence: int | None, at: int) -> None:
@@ -192,8 +241,10 @@ class Register:
             entry.queue = OrderedDict()
         entry.queue[seat] = None
         self.waits[seat.me] = seat
-        if self.session is not None and self.session.board is not None:
-            self.session.board.wait(seat)
+        if self.session is not None:
+            seat.session = self.session
+            if self.session.board is not None:
+                self.session.board.wait(seat)
         return entry
 
     def claim(self, seats: list[Seat], rt: Runtime) -> list[Seat]:
@@ -255,10 +306,11 @@ class Register:
             return False
         session = seat.session
         assert session is not None
-        if session.lost is None:
-            session.give_alone(seat)
-        if session.board is not None:
-            session.board.erase(seat)
+        if session.instant:
+            if session.lost is None:
+                session.give_alone(seat)
+            if session.board is not None:
+                session.board.erase(seat)
         mine = self.held.get(seat.me)
         if mine is not None and seat in mine:
             if len(mine) > 1:
@@ -321,7 +373,7 @@ class Register:
         if heir.want.mode is not grant.want.mode:
             return False
         fence, at = grant.session.refence(grant)
-        if not self._solo and (grant.handed >= MAX_HAND_OVERS or at - grant.at > HAND_OVER_NS):
+        if not self._solo and (grant.handed + grant.joined >= MAX_HAND_OVERS or at - grant.at > HAND_OVER_NS):
             return False
         self._sit(entry, heir, grant, fence, at)
         grant.handed += 1
@@ -339,8 +391,9 @@ class Register:
         entry, session = seat.entry, seat.session or self.session
         if entry is None:
             if self.entries.get(seat.want.id) is seat and session is not None:
-                # Interrupted inside `take_alone`: whether the system call was made is unknown, so undo it.
-                session.forget(seat.want)
+                if session.instant:
+                    # Interrupted inside `take_alone`: whether the system call was made is unknown, so undo it.
+                    session.forget(seat.want)
                 self._disown(seat)
                 del self.entries[seat.want.id]
         else:

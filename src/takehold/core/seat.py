@@ -24,6 +24,8 @@ NEW: Final = 0
 QUEUED: Final = 1
 HELD: Final = 2
 GONE: Final = 3
+ASKED: Final = 4
+"""Alone with its key here, and the backend is being asked for it."""
 
 
 class Caller:
@@ -56,10 +58,12 @@ class Body(Protocol):
 
 
 class Seat:
-    """One id of one request: new, in line, held or gone."""
+    """One id of one request: new, asked for, in line, held or gone."""
 
     state = NEW
     grant: Grant | None = None
+    handle = None
+    """A seat alone stands for its grant: this is that grant's."""
     session: Session | None = None
     """What vouches for it."""
     fence: int | None = None

@@ -84,8 +84,10 @@ def _waiting_for(me: object, held: Held, waits: dict[object, Seat]) -> dict[obje
 
 def hold_id(seat: Seat) -> str:
     """A name for one hold that an operator can type; unique on the host while it lasts."""
-    board = seat.session.board if seat.session is not None else None
-    return board.id_of(seat) if board is not None and seat.slot >= 0 else f"{os.getpid()}-{id(seat):x}"
+    session = seat.session
+    if session is not None and session.board is not None and seat.slot >= 0:
+        return session.board.id_of(seat)
+    return f"{os.getpid() if session is None else session.name}-{id(seat):x}"
 
 
 def seat_record(seat: Seat, rt: Runtime) -> HoldRecord:

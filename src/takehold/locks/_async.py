@@ -18,7 +18,7 @@ from takehold.core.want import EXCLUSIVE, SHARED, Mode, Shared, Want
 from takehold.errors import HoldLost, LockTimeout, UsageError
 from takehold.locks import _recipes
 from takehold.locks._base import BaseHold, BaseLock, BaseLocks, adapt
-from takehold.locks._desks import desk_for
+from takehold.locks._desks import desk_for, leave
 from takehold.runtime.aio import Aio
 
 __all__ = ["AsyncHold", "AsyncLock", "AsyncLocks", "AsyncSlots"]
@@ -67,7 +67,7 @@ class AsyncLocks(BaseLocks):
         loop = asyncio.get_running_loop()
         if desk is None or desk.closed or rt.loop is not loop:
             rt = Aio(loop)
-            desk = self._desk = desk_for(self._backend, rt, id(loop))
+            desk = self._desk = desk_for(self._backend, rt, id(loop), self._caller)
             self._place = rt, desk
         return rt, desk
 
@@ -82,6 +82,10 @@ class AsyncLocks(BaseLocks):
             self._caller.closed = True
             if self._desk is not None and (pending := self._desk.release_all(self._caller, _current())):
                 await self._desk.given_back(pending)
+            if self._desk is not None:
+                leave(self._desk, self._caller)
+                # Transports that were told to close do it in the next turn of the loop.
+                await asyncio.sleep(0)
             self._desk, self._place = None, (None, None)
 
     async def __aenter__(self) -> Self:

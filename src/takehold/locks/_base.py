@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -144,10 +145,21 @@ class BaseLocks:
 
     def _matching(self, pattern: str, records: list[HoldRecord], stuck_after: float | None) -> list[HoldRecord]:
         """Filter by key text, `fnmatch` style, oldest first."""
+        records = [self._named(record, pattern) if record.silent else record for record in records]
         chosen = [record for record in records if fnmatch.fnmatchcase(record.key, pattern)]
         if stuck_after is not None:
             chosen = [record for record in chosen if record.stuck(stuck_after)]
         return sorted(chosen, key=lambda record: (record.key, record.state, -record.age))
+
+    def _named(self, record: HoldRecord, pattern: str) -> HoldRecord:
+        """A server knows only the number of a silent owner's key: name it if it is one that we know."""
+        if record.key.startswith("#") and pattern and not set(pattern) & set("*?["):
+            self._want_for(pattern)
+        for known in (self._known, self._known_shared):
+            for wants in known.values():
+                if record.key == f"#{wants[0].place}":
+                    return replace(record, key=wants[0].text, namespace=wants[0].namespace)
+        return record
 
     def _own_records(self, desk: Desk) -> list[HoldRecord]:
         return [desk.record(seat) for seat in desk.busy() if not seat.in_passing]

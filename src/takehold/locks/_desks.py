@@ -8,16 +8,17 @@ from collections.abc import Hashable
 from takehold.core.backend import Backend
 from takehold.core.desk import Desk
 from takehold.core.mutex import Mutex
+from takehold.core.seat import Caller
 from takehold.runtime import Runtime, Threads
 
-__all__ = ["desk_for"]
+__all__ = ["desk_for", "leave"]
 
 _mutex = Mutex()
 _threads = Threads()
 _open: weakref.WeakValueDictionary[tuple[Hashable, int], Desk] = weakref.WeakValueDictionary()
 
 
-def desk_for(backend: Backend, rt: Runtime, scope: int) -> Desk:
+def desk_for(backend: Backend, rt: Runtime, scope: int, caller: Caller) -> Desk:
     """The desk of this backend; `scope` tells event loops apart. A solo backend has one for everybody."""
     if backend.solo:
         rt, scope = _threads, 0
@@ -27,7 +28,17 @@ def desk_for(backend: Backend, rt: Runtime, scope: int) -> Desk:
         if desk is None or desk.closed or not _same(desk.rt, rt):
             _bury_the_dead()
             desk = _open[key] = Desk(backend, rt)
+        desk.callers.add(caller)
         return desk
+
+
+def leave(desk: Desk, caller: Caller) -> None:
+    """A `Locks` object is closed; with the last of its identity the session ends, and its connections."""
+    with _mutex:
+        desk.callers.discard(caller)
+        last = not desk.callers and not desk.backend.solo
+    if last:
+        desk.close()
 
 
 def _bury_the_dead() -> None:

@@ -17,7 +17,7 @@ from takehold.core.want import EXCLUSIVE, SHARED, Mode, Shared, Want
 from takehold.errors import HoldLost, LockTimeout, UsageError
 from takehold.locks import _recipes
 from takehold.locks._base import BaseHold, BaseLock, BaseLocks, adapt
-from takehold.locks._desks import desk_for
+from takehold.locks._desks import desk_for, leave
 from takehold.runtime import Threads, run
 from takehold.runtime.threads import here
 
@@ -56,7 +56,7 @@ class Locks(BaseLocks):
     def _here(self) -> Desk:
         if self._caller.closed:
             raise UsageError("this Locks object is closed; make another one")
-        desk = self._desk = desk_for(self._backend, _rt, 0)
+        desk = self._desk = desk_for(self._backend, _rt, 0, self._caller)
         return desk
 
     def open(self) -> Self:
@@ -70,6 +70,8 @@ class Locks(BaseLocks):
             self._caller.closed = True
             if self._desk is not None and (pending := self._desk.release_all(self._caller, here.party)):
                 run(self._desk.given_back(pending))
+            if self._desk is not None:
+                leave(self._desk, self._caller)
             self._desk = None
 
     def __enter__(self) -> Self:

@@ -7,12 +7,14 @@ conformance suite as the real ones. Several backends on one server are several p
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from takehold.core.backend import BUSY, Ask, Capabilities, Grant, Losses, Outcome, Session, SessionLost
+from takehold.core.backend import Ask, Capabilities, Grant, Granted, Losses, Releasable, Session, SessionLost
+from takehold.core.combine import Combiner
 from takehold.core.deadline import Deadline
 from takehold.core.key import hashed
 from takehold.core.record import HoldRecord
@@ -152,7 +154,7 @@ class FakeBackend:
         id = hashed(encoded)
         return id, id
 
-    async def open(self, rt: Runtime, losses: Losses) -> Session:
+    async def open(self, rt: Runtime, losses: Losses, seconds: float) -> Session:
         """A connection."""
         await rt.sleep(self.latency)
         return FakeSession(self, rt, losses)
@@ -181,6 +183,8 @@ class FakeSession:
     instant = False
     usable = True
     board = None
+    in_flight = False
+    combiner: Combiner | None = None
 
     def __init__(self, backend: FakeBackend, rt: Runtime, losses: Losses) -> None:
         self.lost: str | None = None
@@ -188,6 +192,7 @@ class FakeSession:
         self.losses = losses
         self.server = backend.server
         self.latency = backend.latency
+        self.name = f"{os.getpid()}"
         self.connections = {backend.server.connect()}
         self._keeper = next(iter(self.connections))
         backend.server.sessions.append(self)
@@ -198,15 +203,23 @@ class FakeSession:
         self.connections.add(connection)
         return connection
 
-    async def apply(self, releases: Sequence[Grant], asks: Sequence[Ask]) -> list[list[Outcome]]:
+    def admit(self, count: int) -> None:
+        """There is always room."""
+
+    async def apply(self, releases: Sequence[Releasable], asks: Sequence[Ask], seconds: float) -> list[Granted]:
         """One round trip: there, the work, and back; the session may die on any of the three."""
         await self._travel()
         self.server.statements += 1
         for grant in releases:
-            assert self.server.unlock(grant.want.id, grant.handle), "gave back what was not held"
+            connection = self._keeper if grant.handle is None else grant.handle
+            assert self.server.unlock(grant.want.id, connection), "gave back what was not held"
         answers = [self._answer(ask) for ask in asks]
         await self._travel()
         return answers
+
+    async def answer(self) -> list[Granted]:
+        """Never: nobody leaves a statement behind."""
+        raise AssertionError("no statement is in flight")
 
     async def _travel(self) -> None:
         if self.lost is None:
@@ -214,21 +227,22 @@ class FakeSession:
         if self.lost is not None:
             raise SessionLost(self.lost)
 
-    def _answer(self, ask: Ask) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def _answer(self, ask: Ask) -> Granted:
+        granted: list[int | Grant | None] = []
         for want in ask.wants:
             connection = self.connect() if ask.beside else self._keeper
             if not self.server.try_lock(want.id, connection, want.mode):
-                return [*outcomes, BUSY]
-            outcomes.append(self.granted(want, connection))
-        return outcomes
+                return granted
+            granted.append(self.granted(want, connection) if ask.beside else self.server.fence())
+        return granted
 
     def granted(self, want: Want, connection: int) -> Grant:
         """A grant with its fence."""
         return Grant(self, want, self.server.fence(), self.rt.now_ns(), connection)
 
-    def refence(self, grant: Grant) -> tuple[int, int]:
+    def refence(self, grant: Grant) -> tuple[int | None, int]:
         """The sequence leaves room between two numbers."""
+        assert grant.fence is not None
         grant.fence += 1
         return grant.fence, self.rt.now_ns()
 
@@ -267,7 +281,7 @@ class FakeSession:
         """Not looked for."""
         return None
 
-    def blockers(self, want: Want) -> list[HoldRecord]:
+    async def blockers(self, want: Want) -> list[HoldRecord]:
         """Seats of any session that hold it."""
         desks: dict[int, Any] = {id(other.losses): other.losses for other in self.server.sessions}
         records = [desk.record(seat) for desk in desks.values() for seat in desk.busy() if seat.want.id == want.id]

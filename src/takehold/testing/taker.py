@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -138,11 +139,19 @@ class Taker:
 
     def cont(self) -> None:
         """SIGCONT: it goes on as if nothing had happened."""
-        os.kill(self.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
 
     def interrupt(self) -> None:
         """SIGINT, as from Ctrl-C."""
         os.kill(self.pid, signal.SIGINT)
+
+    def lost_or_dead(self, key: str) -> bool:
+        """Whether it has ended, or says that it has lost the key."""
+        try:
+            return self.says("lost") == key
+        except AssertionError:
+            return self.wait() < 0
 
     def wait(self, within: float = PATIENCE) -> int:
         """Wait for its end; its exit code, negative for a signal."""

@@ -48,7 +48,7 @@ class FileBackend:
         session.attend()
         return session
 
-    async def open(self, rt: Runtime, losses: Losses) -> Session:
+    async def open(self, rt: Runtime, losses: Losses, seconds: float) -> Session:
         """The same: it takes no waiting."""
         return self.open_now(rt, losses)
 

@@ -18,11 +18,12 @@ from contextlib import suppress
 from typing import Final
 
 from takehold.backends.file.board import EVICTIONS_INDEX, Board, boards
-from takehold.backends.file.cycle import Picture, deadlock_sentence
+from takehold.backends.file.cycle import deadlock_sentence
 from takehold.backends.file.directory import FLAGS, FLOCK, STRIPES, Directory, lock_record
 from takehold.backends.file.gate import FileTurn, ring
 from takehold.backends.file.seen import blocking
 from takehold.core.backend import Grant, Losses
+from takehold.core.cycle import Picture
 from takehold.core.record import HoldRecord
 from takehold.core.seat import Seat
 from takehold.core.want import EXCLUSIVE, SHARED, Want
@@ -78,7 +79,8 @@ class FileSession:
         self._picture: Picture | None = None
         self._pictured = 0
         try:
-            self.board = Board(directory, f"{os.getpid()}.{secrets.token_hex(4)}")
+            self.name = f"{os.getpid()}.{secrets.token_hex(4)}"
+            self.board = Board(directory, self.name)
         except OSError as error:
             directory.close()
             raise BackendUnavailable(f"cannot write to {directory.path}: {error}") from error
@@ -187,7 +189,7 @@ class FileSession:
             os.close(self._loose)
             self._loose = -1
 
-    def refence(self, grant: Grant) -> tuple[int, int]:
+    def refence(self, grant: Grant) -> tuple[int | None, int]:
         """The clock again: it only grows."""
         now = _now()
         return self._fences[0] + now, now
@@ -294,7 +296,7 @@ class FileSession:
             self._picture, self._pictured = Picture(boards(self.directory.path)), now
         return deadlock_sentence(self.directory.path, self.board.id_of(seat), self._picture)
 
-    def blockers(self, want: Want) -> list[HoldRecord]:
+    async def blockers(self, want: Want) -> list[HoldRecord]:
         """Holders of this byte on any board."""
         return blocking(self.directory.path, want.place.offset, want.mode is SHARED)
 

@@ -1,0 +1,1 @@
+"""The only place that imports database drivers. Nothing here is imported before a URL asks for it."""

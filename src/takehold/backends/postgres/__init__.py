@@ -1,0 +1,205 @@
+"""`postgresql:` - the processes of a fleet, through session advisory locks on a few connections of our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from typing import Any, Final
+
+from takehold.backends._drivers.wire import ServerError, Statement, Wire, WireLost
+from takehold.backends.postgres import seen
+from takehold.backends.postgres.ear import EVERYBODY, NOTIFY, Ear, Question, channel, records_of
+from takehold.backends.postgres.line import Line, parse
+from takehold.backends.postgres.proving import facts_of, prove_exclusion, prove_pooler_keeps, refuse
+from takehold.backends.postgres.seen import Held
+from takehold.backends.postgres.session import PostgresSession
+from takehold.backends.postgres.statements import INIT
+from takehold.core.backend import Capabilities, Losses, Session
+from takehold.core.key import hashed
+from takehold.core.record import HoldRecord
+from takehold.errors import BackendRefused, BackendUnavailable
+from takehold.runtime import Runtime
+
+__all__ = ["PostgresBackend"]
+
+ANSWERS_WITHIN: Final = 0.3
+_EARS: Final = Statement(
+    "takehold_ears",
+    """SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'takehold-ear %'""",
+)
+_TERMINATE: Final = Statement(
+    "takehold_terminate",
+    """SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE pid = $1::int AND (EXTRACT(epoch FROM backend_start) * 1000000)::bigint = $2::bigint""",
+)
+_TOKEN: Final = Statement(
+    "takehold_token",
+    """SELECT pid FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'takehold ' || $1::text || ' %'""",
+)
+_TERMINATE_TOKEN: Final = Statement(
+    "takehold_terminate_token",
+    """SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'takehold ' || $1::text || ' %'""",
+)
+
+
+class PostgresBackend:
+    """Keys as 64-bit advisory locks."""
+
+    capabilities = Capabilities(
+        across="server",
+        fence="after init",
+        many="one trip",
+        waiting="queue",
+        loss="passive",
+        evict="terminate",
+        raw_ids=True,
+    )
+    solo = False
+
+    def __init__(self, url: str) -> None:
+        self.url, self.options = parse(url)
+        # With a hash of the whole: two passwords are two identities, and neither is shown.
+        self.identity: Hashable = ("postgresql", self._masked(), hash(url))
+
+    def place(self, encoded: bytes, number: int | None) -> tuple[Hashable, Any]:
+        """64 bits, signed as Postgres wants them; a raw number is itself."""
+        if number is None:
+            number = hashed(encoded)
+            if number >= 2**63:
+                number -= 2**64
+        return number, number
+
+    def open_now(self, rt: Runtime, losses: Losses) -> Session:
+        """Never: it takes a connection."""
+        raise AssertionError("Postgres is not opened at once")
+
+    async def open(self, rt: Runtime, losses: Losses, seconds: float) -> PostgresSession:
+        """Connect twice, and prove the server with it."""
+        until = rt.now() + seconds
+        line = Line(self.url, self.options)
+        wires: list[Wire] = []
+        try:
+            try:
+                return await self._proved(rt, losses, line, wires, until)
+            except BaseException:
+                for wire in wires:
+                    wire.close()
+                raise
+        except WireLost as error:
+            raise BackendUnavailable(f"no lock session at {self._masked()}: {error}") from error
+        except ServerError as error:
+            raise BackendRefused(f"{self._masked()} refused a lock session: {error}") from error
+
+    async def _proved(
+        self, rt: Runtime, losses: Losses, line: Line, wires: list[Wire], until: float
+    ) -> PostgresSession:
+        def left() -> float:
+            return max(0.1, until - rt.now())
+
+        keeper = await line.raw(rt, left())
+        wires.append(keeper)
+        facts = await facts_of(keeper, left())
+        refuse(keeper, facts, self.url.split("@")[-1], pooler=self.options.pooler)
+        await keeper.run(line.settings(keeper))
+        second = await line.connect(rt, left(), "-ear")
+        wires.append(second)
+        if self.options.pooler == "session":
+            await prove_pooler_keeps(keeper, second, left())
+        await prove_exclusion(keeper, second, left())
+        session = PostgresSession(line, rt, losses, keeper, facts)
+        session.ear = Ear(session, second)
+        await session.ear.open()
+        return session
+
+    def _masked(self) -> str:
+        from takehold.backends import masked
+
+        return masked(self.url)
+
+    async def _visit(self, rt: Runtime) -> Wire:
+        """A short connection, to look or to change something."""
+        try:
+            return await Line(self.url, self.options).raw(rt, self.options.connect, "-visit")
+        except WireLost as error:
+            raise BackendUnavailable(f"no connection to {self._masked()}: {error}") from error
+
+    async def who(self, rt: Runtime) -> list[HoldRecord]:
+        """Ask everybody, and add from `pg_locks` those who do not answer."""
+        wire = await self._visit(rt)
+        try:
+            question = await _ask(wire, rt, {"q": "who"}, None, ANSWERS_WITHIN)
+            rows: list[Held] = [one for one in await seen.everything(wire) if one.pid not in question.pids]
+            return records_of(question.lines, rows, rt)
+        except (WireLost, ServerError) as error:
+            raise BackendUnavailable(f"{self._masked()}: {error}") from error
+        finally:
+            wire.close()
+
+    async def evict(self, rt: Runtime, hold_id: str, *, terminate: bool, timeout: float) -> bool:
+        """Ask the owner to give up exactly that hold; with `terminate`, end its session if it does not answer."""
+        process, _, spot = hold_id.partition("-")
+        pid, _, token = process.partition(".")
+        wire = await self._visit(rt)
+        try:
+            if len(token) == 8:
+                question = await _ask(wire, rt, {"q": "evict", "hold": hold_id}, token, timeout)
+                if question.answered or not await wire.fetch(_TOKEN, token, seconds=5.0):
+                    return True
+                if terminate:
+                    await wire.fetch(_TERMINATE_TOKEN, token, seconds=5.0)
+            else:
+                # From `pg_locks`: the session must still be that one, and still hold that key.
+                key = int(spot, 16)
+                key = key - 2**64 if key >= 2**63 else key
+                there = [one for one in await seen.held(wire, [key]) if one.id == hold_id]
+                if not there:
+                    return True
+                owner = there[0].token
+                if owner and (await _ask(wire, rt, {"q": "evict", "key": key}, owner, timeout)).answered:
+                    return True
+                if terminate:
+                    await wire.fetch(_TERMINATE, int(pid), int(token, 16), seconds=5.0)
+            return terminate
+        except (WireLost, ServerError) as error:
+            raise BackendUnavailable(f"{self._masked()}: {error}") from error
+        finally:
+            wire.close()
+
+    async def init(self, rt: Runtime, *, fence_from: int | None) -> str:
+        """Make the schema `takehold` with the sequence that fences come from."""
+        wire = await self._visit(rt)
+        try:
+            refuse(wire, await facts_of(wire, 5.0), self.url, pooler="session")
+            await wire.run(f"BEGIN; SELECT pg_advisory_xact_lock(7166183340216041317); {INIT}; COMMIT")
+            if fence_from is not None:
+                await wire.run(
+                    f"SELECT setval('takehold.fence', greatest(nextval('takehold.fence'), {int(fence_from)}))"
+                )
+        except (WireLost, ServerError) as error:
+            raise BackendRefused(f"{self._masked()} was not prepared: {error}") from error
+        finally:
+            wire.close()
+        return "the schema takehold and the sequence takehold.fence are there: holds have fences from now on"
+
+
+async def _ask(wire: Wire, rt: Runtime, message: dict[str, Any], token: str | None, seconds: float) -> Question:
+    """One question from a connection of its own."""
+    me = Line("", None).token  # type: ignore[arg-type]
+    await wire.listen(channel(me))
+    expected = 1
+    if token is None:
+        [row] = await wire.fetch(_EARS, seconds=5.0)
+        expected = row[0]
+    question = Question({**message, "n": 1, "to": channel(me)}, [], rt.event(), expected)
+    where = EVERYBODY if token is None else channel(token)
+    await wire.fetch(NOTIFY, where, [json.dumps(question.message)], seconds=5.0)
+    until = rt.now() + seconds
+    while sum(left <= 0 for left in question.answered.values()) < expected and rt.now() < until:
+        for _, text in await wire.hear(until - rt.now()):
+            answer = json.loads(text)
+            if answer.get("a") == 1:
+                question.take(answer)
+    return question

@@ -1,0 +1,79 @@
+"""Fixtures of the real servers. A server starts with the first test that asks for it and ends with the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers.network import Namespace
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.postgres import Postgres
+from tests.servers.proxy import Proxy
+
+DATABASE = "takehold_tests"
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """The server all tests share. A test may restart it; one that takes it down for good starts its own."""
+    with Postgres.start(tmp_path_factory.mktemp("postgres")) as server:
+        server.database(DATABASE)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def standby_server(postgres_server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """A hot standby of ``postgres_server``. A test that promotes one starts its own."""
+    with postgres_server.standby(tmp_path_factory.mktemp("standby")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def bouncer(postgres_server: Postgres) -> Iterator[PgBouncer]:
+    """PgBouncer in front of ``postgres_server``, in transaction mode with two server connections."""
+    if reason := PgBouncer.missing():
+        pytest.skip(reason)
+    with PgBouncer.start(postgres_server) as pooler:
+        yield pooler
+
+
+@pytest.fixture(scope="session")
+def _namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    if reason := Namespace.missing():
+        pytest.skip(reason)
+    with Namespace.start(tmp_path_factory.mktemp("namespace")) as made:
+        yield made
+
+
+@pytest.fixture
+def namespace(_namespace: Namespace) -> Iterator[Namespace]:
+    """A PostgreSQL (``namespace.server``) behind a network that a test can part; it is healed afterwards."""
+    yield _namespace
+    _namespace.heal()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Postgres) -> Iterator[str]:
+    """The database all tests share; a test that leaves an advisory lock behind fails."""
+    if not postgres_server.running:
+        postgres_server.up()
+    yield postgres_server.url(DATABASE)
+    if not postgres_server.running:
+        return
+    left = postgres_server.advisory_locks()
+    deadline = time.monotonic() + 2  # a session that was cut off ends a little later than its client
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = postgres_server.advisory_locks()
+    if left:
+        postgres_server.evict_holders()  # the next test is not to suffer
+        pytest.fail("advisory locks are left in pg_locks:\n" + "\n".join(map(str, left)), pytrace=False)
+
+
+@pytest.fixture
+def proxy(postgres_server: Postgres, postgres_url: str) -> Iterator[Proxy]:
+    """A proxy to ``postgres_server``; ``proxy.url(postgres_url)`` goes through it. Closed before locks are counted."""
+    with Proxy(postgres_server.port) as made:
+        yield made
