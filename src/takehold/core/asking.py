@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from takehold.core.backend import Ask, Grant, Session
 from takehold.core.combine import ANSWER_WITHIN, Combiner
@@ -16,13 +17,68 @@ from takehold.runtime import Runtime
 if TYPE_CHECKING:
     from takehold.core.desk import Desk
 
-__all__ = ["ask", "ask_alone"]
+__all__ = ["ask", "ask_alone", "collect", "post", "take_back"]
 
 
 def _until(deadline: Deadline | None, rt: Runtime) -> float:
     """How long to wait for an answer: one attempt always gets a moment, a long wait no longer than it has."""
     soon = rt.now() + ANSWER_WITHIN
     return soon if deadline is None else max(soon, deadline.at)
+
+
+def post(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> Ask | None:
+    """Begin the plain case without waiting: one key that nobody here has, on a live session. None when it is not that.
+
+    Then await its event, which is a signal, and `collect`; or `take_back`. For tasks: threads lead, and do not post.
+    """
+    register, combiner = desk._register, desk._combiner
+    session = register.session
+    if combiner is None or session is None or session.lost is not None or combiner.threads:
+        return None
+    if combiner.session.room < 1:
+        combiner.session.admit(1)
+    with desk._mutex:
+        if not register.ask_alone(seat, session):
+            return None
+    patience = ANSWER_WITHIN if seconds is not None and seconds < ANSWER_WITHIN else seconds
+    question = Ask((seat.want,), rt.signal(), math.inf if patience is None else rt.now() + patience)
+    combiner.post(question)
+    return question
+
+
+def collect(desk: Desk, seat: Seat, question: Ask, rt: Runtime, waits: bool) -> bool:
+    """The answer is there: sit down and say True. Or False: first in line if it waits, else nothing is left."""
+    register = desk._register
+    if question.granted:
+        fence: Any = question.granted[0]
+        with desk._mutex:
+            if seat.entry is None:
+                try:
+                    register.sit_alone(seat, fence)
+                except BaseException:
+                    register.sit_alone(seat, fence)
+                    raise
+                return True
+            # Somebody came to stand behind it meanwhile.
+            after = Aftermath()
+            seat.entry.asking = False
+            assert seat.session is not None
+            desk._decide(register.settle, seat, Grant(seat.session, seat.want, fence, rt.now_ns()), after)
+        desk._finish(after)
+        return True
+    if question.error is not None:
+        raise question.error
+    _refused(desk, seat, rt, waits=waits)
+    return False
+
+
+async def take_back(desk: Desk, seat: Seat, question: Ask, rt: Runtime) -> None:
+    """Leave a posted question before its answer, or after it: nothing is held or in line afterwards."""
+    assert desk._combiner is not None
+    desk._combiner.give_up(question)
+    if seat.entry is not None:
+        seat.entry.asking = False
+    await desk._abandon([seat], rt)
 
 
 async def ask_alone(desk: Desk, seat: Seat, session: Session, deadline: Deadline | None, rt: Runtime) -> bool | None:
@@ -36,24 +92,14 @@ async def ask_alone(desk: Desk, seat: Seat, session: Session, deadline: Deadline
     with desk._mutex:
         if register.session is not session or not register.ask_alone(seat, session):
             return None
+    question = Ask((seat.want,), rt.event(), _until(deadline, rt))
     try:
-        granted = await combiner.ask(Ask((seat.want,), rt.event(), _until(deadline, rt)))
-    finally:
+        await combiner.through(question)
+        return collect(desk, seat, question, rt, waits=deadline is not None)
+    except BaseException:
         if seat.entry is not None:
             seat.entry.asking = False
-    if granted:
-        fence = granted[0]
-        assert not isinstance(fence, Grant)
-        after = None
-        with desk._mutex:
-            if seat.entry is not None:
-                after = Aftermath()
-            desk._decide(register.sit_alone, seat, fence, after)
-        if after is not None:
-            desk._finish(after)
-        return True
-    _refused(desk, seat, rt, waits=deadline is not None)
-    return False
+        raise
 
 
 def _refused(desk: Desk, seat: Seat, rt: Runtime, *, waits: bool) -> None:
@@ -68,6 +114,7 @@ def _refused(desk: Desk, seat: Seat, rt: Runtime, *, waits: bool) -> None:
                 sentence = cycle_sentence(seat, register.held, register.waits)
         if seat.entry is not None:
             # Readers that waited for this very answer look again.
+            seat.entry.asking = False
             after.wake = [other for other in seat.entry.queue or () if other is not seat]
     desk._finish(after)
     if sentence is not None:

@@ -16,7 +16,7 @@ from takehold.core.deadline import Deadline
 from takehold.core.record import HoldRecord
 from takehold.core.want import Want
 from takehold.errors import BackendError
-from takehold.runtime import Event, Runtime
+from takehold.runtime import Event, Runtime, Signal
 
 if TYPE_CHECKING:
     from takehold.core.combine import Combiner
@@ -99,7 +99,7 @@ class Ask:
     beside = False
     """A further shared grant beside one this process has: it must queue with the others, not re-enter."""
 
-    def __init__(self, wants: tuple[Want, ...], event: Event, until: float) -> None:
+    def __init__(self, wants: tuple[Want, ...], event: Event | Signal, until: float) -> None:
         self.wants = wants
         self.event = event
         self.until = until
@@ -203,6 +203,9 @@ class TripSession(Session, Protocol):
     """Set by the desk: a turn that polls sends its questions through it."""
     in_flight: bool
     """A statement was sent and its answer can still be read, with `answer`, by whoever comes."""
+
+    room: int
+    """How many more may be held before `admit` must be asked."""
 
     def admit(self, count: int) -> None:
         """Raise `BackendRefused` when so many more would be too many. Costs no I/O."""

@@ -31,7 +31,7 @@ class Combiner:
     def __init__(self, session: TripSession, rt: Runtime) -> None:
         self.session = session
         self._rt = rt
-        self._threads = rt.face == "threads"
+        self.threads = rt.face == "threads"
         self._mutex = rt.mutex()
         self._busy = False
         self._watched = False
@@ -45,17 +45,26 @@ class Combiner:
 
     async def ask(self, ask: Ask) -> Granted:
         """Send one ask with whatever else is pending; what was granted, up to its first busy id."""
-        await self._through(ask)
+        await self.through(ask)
         if ask.error is not None:
             raise ask.error
         assert ask.granted is not None
         return ask.granted
 
+    def post(self, ask: Ask) -> None:
+        """Send one ask with whatever else is pending, and do not wait; for tasks."""
+        with self._mutex:
+            self._pending.append(ask)
+            lead = not self._busy
+            self._busy = True
+        if lead:
+            self._rt.spawn(self._serve(None), NAME)
+
     def give(self, given: list[Releasable]) -> None:
         """Note releases; they leave with the next statement, or at once when the wire is idle (asyncio)."""
         with self._mutex:
             self._releases += given
-            kick = not self._busy and not self._threads
+            kick = not self._busy and not self.threads
             self._busy = self._busy or kick
         if kick:
             self._rt.spawn(self._serve(None), NAME)
@@ -67,36 +76,34 @@ class Combiner:
         if not idle:
             # A session that died meanwhile has given back everything.
             with suppress(BackendUnavailable):
-                await self._through(Ask((), self._rt.event(), self._rt.now() + ANSWER_WITHIN))
+                await self.through(Ask((), self._rt.event(), self._rt.now() + ANSWER_WITHIN))
 
-    async def _through(self, ask: Ask) -> None:
+    async def through(self, ask: Ask) -> None:
         """Wait for the answer, leading if nobody does. On the way out nothing that was granted is left behind."""
         try:
-            # Inside: a Ctrl-C between these lines must not leave a request that nobody waits for.
-            with self._mutex:
-                self._pending.append(ask)
-                ask.lead = not self._busy
-                self._busy = True
-            if not self._threads:
-                if ask.lead:
-                    ask.lead = False
-                    self._rt.spawn(self._serve(None), NAME)
-                await ask.event.wait(None)  # `_look_again` sees to its end
+            if not self.threads:
+                ask.event = signal = self._rt.signal()
+                self.post(ask)
+                await signal  # `_look_again` sees to its end
             else:
+                ask.event = event = self._rt.event()
+                # Inside: a Ctrl-C between these lines must not leave a request that nobody waits for.
+                with self._mutex:
+                    self._pending.append(ask)
+                    ask.lead = not self._busy
+                    self._busy = True
                 while ask.granted is None and ask.error is None:
                     if ask.lead:
                         await self._serve(ask)
-                    elif not await ask.event.wait(max(0.0, ask.until - self._rt.now())):
+                    elif not await event.wait(max(0.0, ask.until - self._rt.now())):
                         raise _unanswered()
         except BaseException:
-            if late := self._give_up(ask):
-                self.give(late)
-                if self._threads:
-                    await self.given_back(late)
+            if (late := self.give_up(ask)) and self.threads:
+                await self.given_back(late)
             raise
 
-    def _give_up(self, ask: Ask) -> list[Releasable]:
-        """The caller was cancelled: what it was granted already, to be given back. Its lead goes to the next."""
+    def give_up(self, ask: Ask) -> list[Releasable]:
+        """The caller was cancelled: what it was granted already is given back. Its lead goes to the next."""
         with self._mutex:
             ask.given_up = True
             if not ask.sent and ask in self._pending:
@@ -104,6 +111,8 @@ class Combiner:
             # Under the mutex: what is answered after this goes back by itself.
             late = self._grants(ask)
         self._lead_on(ask)
+        if late:
+            self.give(late)
         return late
 
     def _grants(self, ask: Ask) -> list[Releasable]:
@@ -158,7 +167,7 @@ class Combiner:
             self._deliver(batch, [], None)
             return
         self.statements += 1
-        if not self._watched and not self._threads:
+        if not self._watched and not self.threads:
             self._watched = True
             self._rt.later(LOOK_AGAIN, self._look_again)
         seconds = float("inf") if mine is None else max(0.0, mine.until - self._rt.now())
@@ -211,13 +220,14 @@ class Combiner:
             self._sent = []
             for ask, granted in answers:
                 ask.granted = granted
-            for ask in batch:
-                if error is not None:
-                    ask.error = error
-                elif ask.granted is None:
-                    ask.granted = ()
                 if ask.given_up:
                     self._releases += self._grants(ask)
+            if len(answers) < len(batch):
+                for ask in batch:
+                    if error is not None:
+                        ask.error = error
+                    elif ask.granted is None:
+                        ask.granted = ()
         _ring(batch)
 
 

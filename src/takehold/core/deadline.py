@@ -104,9 +104,9 @@ class Deadline:
     longest: ClassVar = math.inf
     """`takehold.testing.no_waiting` makes it 0."""
 
-    def __init__(self, now: Callable[[], float], seconds: float | None) -> None:
+    def __init__(self, now: Callable[[], float], seconds: float | None, began: float | None = None) -> None:
         self._now = now
-        self.started = now()
+        self.started = now() if began is None else began
         self.at = self.started + min(math.inf if seconds is None else seconds, self.longest)
 
     def left(self) -> float:

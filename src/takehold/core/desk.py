@@ -46,7 +46,7 @@ class Desk:
         self.order = OrderBook()
         self.abandoned: deque[Seat] = deque()
         """Filled by finalizers, which must not lock anything; emptied by whoever comes next."""
-        self._at_once = backend.capabilities.many == "one by one"
+        self.at_once = backend.capabilities.many == "one by one"
         self._mutex = rt.mutex()
         self._register = Register(rt, backend.solo)
         self.held = self._register.held
@@ -70,7 +70,7 @@ class Desk:
 
     async def ready(self, seconds: float = OPEN_WITHIN) -> Session:
         """The live session of any backend."""
-        if self._at_once:
+        if self.at_once:
             return self.ready_now()
         session = self._register.session
         if session is not None and session.lost is None:
@@ -101,7 +101,7 @@ class Desk:
         """Take as many as can be had at once, in order, without waiting; how many that were."""
         if self.abandoned:
             self.sweep()
-        if not self._at_once:
+        if not self.at_once:
             return 0
         register = self._register
         session = register.session
@@ -133,7 +133,7 @@ class Desk:
             return
         try:
             session = await self.ready(deadline.left())
-            if len(seats) == 1 and not self._at_once:
+            if len(seats) == 1 and not self.at_once:
                 answer = await ask_alone(self, seats[0], session, deadline, rt)
                 if answer is not None:
                     if not answer:
@@ -148,10 +148,18 @@ class Desk:
             await self._abandon(seats, rt)
             raise
 
+    async def acquire_refused(self, seat: Seat, deadline: Deadline, rt: Runtime) -> None:
+        """Wait for one seat that was asked for and refused, and stands first in line. It raises with nothing held."""
+        try:
+            await self._wait_for(seat, deadline, rt)
+        except BaseException:
+            await self._abandon([seat], rt)
+            raise
+
     async def take_now(self, seats: list[Seat], taken: int, rt: Runtime) -> Seat | None:
         """The rest of an attempt that may not wait: all seats, or none and the one that is busy."""
         try:
-            while not self._at_once and taken < len(seats):
+            while not self.at_once and taken < len(seats):
                 session = await self.ready(0.0)
                 granted = await self._attempt(seats[taken:], session, rt)
                 if not granted:
@@ -191,7 +199,7 @@ class Desk:
         self._line_up(seat, rt)
         if seat.state == HELD:
             return 1
-        asks = not self._at_once and seat.entry is not None and seat.entry.agent is seat
+        asks = not self.at_once and seat.entry is not None and seat.entry.agent is seat
         if asks and (granted := await ask(self, seats, deadline, rt)):
             return granted
         await self._wait_for(seat, deadline, rt)
@@ -214,7 +222,7 @@ class Desk:
             own = register.own(seat)
             sentence = reentry_sentence(seat, own) if own is not None else None
             if sentence is None:
-                if self._at_once and register.grab(seat, session):
+                if self.at_once and register.grab(seat, session):
                     return
                 entry = register.queue_up(seat, rt)
                 if register.held.get(seat.me):
@@ -243,22 +251,23 @@ class Desk:
         if len(seats) == 1:
             seat = seats[0]
             with self._mutex:
+                if seat.state != HELD:
+                    return None
                 try:
-                    if seat.state != HELD:
-                        return None
                     alone = self._register.release_alone(seat)
                 except BaseException:
                     self._register.release_alone(seat)
-                    if not self._at_once:
+                    if not self.at_once:
                         self._after_alone(seat)
                     raise
             if alone:
-                return None if self._at_once else self._after_alone(seat)
+                return None if self.at_once else self._after_alone(seat)
         return self.undo(seats)
 
     def _after_alone(self, seat: Seat) -> list[Releasable] | None:
         """A trip session must still give back what a seat alone stood for."""
-        if seat.session is None or seat.session.lost is not None or self._combiner is None:
+        session = seat.session
+        if session is None or session.lost is not None or self._combiner is None:
             return None
         pending: list[Releasable] = [seat]
         self._combiner.give(pending)

@@ -110,16 +110,8 @@ class Register:
         self.entries[id] = seat
         return True
 
-    def sit_alone(self, seat: Seat, fence: int | None, after: Aftermath | None) -> None:
-        """The backend has granted what `ask_alone` noted."""
-        session = seat.session
-        assert session is not None
-        if seat.entry is not None:
-            # Somebody came to stand behind it meanwhile.
-            grant = seat.grant or Grant(session, seat.want, fence, self._now_ns())
-            assert after is not None
-            self.settle(seat, grant, after)
-            return
+    def sit_alone(self, seat: Seat, fence: int | None) -> None:
+        """The backend has granted what `ask_alone` noted, and nobody came to stand behind it meanwhile."""
         seat.fence = fence
         seat.at = self._now_ns()
         mine = self.held.get(seat.me)
@@ -255,6 +247,8 @@ class Register:
                 break
             self.queue_up(seat, rt).agent = seat
             asked.append(seat)
+        # The first is what its party waits for: the others only ride along.
+        self.waits[seats[0].me] = seats[0]
         for seat in asked:
             assert seat.entry is not None
             seat.entry.asking = True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from takehold.core.deadline import DEFAULT, Backoff, Deadline, Default, Timeout, seconds_of
+from takehold.core.asking import collect, post, take_back
+from takehold.core.deadline import DEFAULT, AdaptiveTimeout, Backoff, Deadline, Default, Timeout, seconds_of
 from takehold.core.desk import Desk
 from takehold.core.key import AnyKey
 from takehold.core.owner import Site
@@ -233,22 +234,45 @@ class AsyncLock(BaseLock):
         hold = AsyncHold(desk, seats)
         if waits and (len(seats) > 1 or me in desk.held):
             locks._check_order(desk, desk.held.get(me) or {}, seats, depth + 1)
-        taken = desk.grab(seats)
+        taken = desk.grab(seats) if desk.at_once or desk.abandoned else 0
         if caller.listeners and taken == len(seats):
             locks._tell_acquired(seats)
         return hold, taken, rt
 
     async def _wait(self, hold: AsyncHold, taken: int, timeout: Timeout | Default, rt: Aio) -> None:
-        patience = self._locks._timeout_of(timeout)
-        deadline = Deadline(rt.now, seconds_of(patience))
+        locks, desk, seats = self._locks, hold._desk, hold._seats
+        patience: Timeout = locks._timeout if isinstance(timeout, Default) else timeout
+        seconds = seconds_of(patience)
+        asked = post(desk, seats[0], seconds, rt) if len(seats) == 1 and seconds != 0 else None
+        if asked is None:
+            deadline = Deadline(rt.now, seconds)
+            await self._patiently(desk.acquire(seats, taken, deadline, rt), patience)
+        else:
+            # The plain case of a backend with round trips, without the detours: one question, one answer.
+            began = rt.now()
+            try:
+                await asked.event  # type: ignore[misc]
+                granted = collect(desk, seats[0], asked, rt, True)
+            except BaseException:
+                await take_back(desk, seats[0], asked, rt)
+                raise
+            if granted and not locks._caller.listeners and type(patience) is not AdaptiveTimeout:
+                return
+            deadline = Deadline(rt.now, seconds, began)
+            if not granted:
+                await self._patiently(desk.acquire_refused(seats[0], deadline, rt), patience)
+        if locks._caller.listeners or type(patience) is AdaptiveTimeout:
+            waited = deadline.waited()
+            adapt(patience, waited)
+            locks._tell_acquired(seats, waited)
+
+    @staticmethod
+    async def _patiently(acquiring: Coroutine[Any, Any, None], patience: Timeout) -> None:
         try:
-            await hold._desk.acquire(hold._seats, taken, deadline, rt)
+            await acquiring
         except LockTimeout:
             adapt(patience, None)
             raise
-        waited = deadline.waited()
-        adapt(patience, waited)
-        self._locks._tell_acquired(hold._seats, waited)
 
     async def __aenter__(self) -> AsyncHold:
         hold, taken, rt = self._begin(2)

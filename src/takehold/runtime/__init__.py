@@ -7,13 +7,13 @@ returns; `takehold.testing.Simulation` runs them on virtual time in a seeded ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from takehold.runtime.threads import Threads
 
-__all__ = ["Event", "Runtime", "Task", "Threads", "Timer", "run"]
+__all__ = ["Event", "Runtime", "Signal", "Task", "Threads", "Timer", "run"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,16 @@ class Event(Protocol):
 
     async def wait(self, seconds: float | None) -> bool:
         """True once set; False when `seconds` passed first; None waits forever."""
+
+
+class Signal(Protocol):
+    """An event that is set and awaited by tasks of one loop only, once, without a limit: half the price."""
+
+    def set(self) -> bool:
+        """Wake the waiter."""
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Suspend until set."""
 
 
 class Task(Protocol):
@@ -71,6 +81,9 @@ class Runtime(Protocol):
 
     def event(self) -> Event:
         """A new event for one waiter of this runtime."""
+
+    def signal(self) -> Signal:
+        """A new signal; not for threads."""
 
     def may_wait(self) -> None:
         """Raise `UsageError` where waiting would freeze an event loop."""

@@ -69,6 +69,16 @@ class AioEvent:
                 timer.cancel()
 
 
+class AioSignal(asyncio.Future[bool]):
+    """A future with our word for completing it."""
+
+    def set(self) -> bool:
+        """Wake the task. Twice is a no-op."""
+        if not self.done():
+            self.set_result(True)
+        return True
+
+
 class _Rest:
     """What is left of a coroutine that was stepped once."""
 
@@ -140,6 +150,10 @@ class Aio:
     def event(self) -> AioEvent:
         """An event for a task of this loop."""
         return AioEvent(self.loop)
+
+    def signal(self) -> AioSignal:
+        """A signal for a task of this loop."""
+        return AioSignal(loop=self.loop)
 
     def may_wait(self) -> None:
         """Waiting is what tasks do."""

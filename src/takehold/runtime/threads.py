@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from takehold.errors import UsageError
 
@@ -168,6 +168,11 @@ class Threads:
     mutex = staticmethod(threading.Lock)
     event = ThreadEvent
     spawn = ThreadTask
+
+    @staticmethod
+    def signal() -> NoReturn:
+        """Threads wait on events."""
+        raise AssertionError("a signal is for tasks")
 
     @staticmethod
     def boot() -> float:

@@ -184,6 +184,7 @@ class FakeSession:
     usable = True
     board = None
     in_flight = False
+    room = 1_000_000
     combiner: Combiner | None = None
 
     def __init__(self, backend: FakeBackend, rt: Runtime, losses: Losses) -> None:

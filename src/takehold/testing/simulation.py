@@ -71,6 +71,10 @@ class SimEvent:
                 self._sim.make_ready(self.waiter, True)
         return True
 
+    def __await__(self) -> Generator[Any, Any, bool]:
+        """As a signal: suspend until set."""
+        return self.wait(None).__await__()
+
     async def wait(self, seconds: float | None) -> bool:
         """Suspend until set, or until the time is over."""
         if self.is_set:
@@ -179,6 +183,10 @@ class Simulation:
     def mutex(self) -> SimMutex:
         """A mutex that finds an await inside it."""
         return SimMutex()
+
+    def signal(self) -> SimEvent:
+        """Events are signals, too."""
+        return SimEvent(self)
 
     def event(self) -> SimEvent:
         """An event on virtual time."""

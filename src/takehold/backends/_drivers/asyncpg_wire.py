@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
-from takehold.backends._drivers.wire import Row, ServerError, Statement, Target, WireLost
+from takehold.backends._drivers.wire import ANSWER_WITHIN, Row, ServerError, Statement, Target, WireLost
 
 __all__ = ["AsyncpgWire"]
 
@@ -35,8 +35,9 @@ class AsyncpgWire:
     lost: str | None = None
     _hung_up = False
 
-    def __init__(self, conn: _Connection) -> None:
+    def __init__(self, conn: _Connection, *, named: bool = True) -> None:
         self._conn = conn
+        self._named = named
         self._loop = asyncio.get_running_loop()
         self._prepared: dict[str, PreparedStatement[Any]] = {}
         self._running: asyncio.Task[list[Row]] | None = None
@@ -71,18 +72,24 @@ class AsyncpgWire:
             raise WireLost(f"no connection within {seconds:.1f} s") from error
         except (asyncpg.PostgresError, *_GONE) as error:
             raise WireLost(_text(error)) from error
-        _keep_alive(conn.socket, target.silence)
-        return cls(conn)
+        _keep_alive(conn.socket, target)
+        return cls(conn, named=target.prepared)
 
     async def fetch(self, statement: Statement, *args: Any, seconds: float | None = None) -> list[Row]:
         """Send, and wait for the answer."""
         if self.lost is not None:
             raise WireLost(self.lost)
         try:
+            rows: list[Row]
+            if not self._named or not statement.name:
+                # Without a name asyncpg parses and runs it in one message, which no pooler can part.
+                rows = await self._conn.fetch(statement.sql, *args, timeout=seconds)
+                return rows
             prepared = self._prepared.get(statement.name)
             if prepared is None:
-                prepared = self._prepared[statement.name] = await self._conn.prepare(statement.sql)
-            rows: list[Row] = await prepared.fetch(*args, timeout=seconds)
+                prepared = await self._conn.prepare(statement.sql, timeout=ANSWER_WITHIN)
+                self._prepared[statement.name] = prepared
+            rows = await prepared.fetch(*args, timeout=seconds)
             return rows
         except TimeoutError as error:
             self._fail(f"no answer within {seconds} s")
@@ -117,27 +124,35 @@ class AsyncpgWire:
             raise WireLost(self.lost or "hung up")
         return task.result()
 
-    async def cancel(self) -> None:
-        """Not from here: asyncpg would forget the outcome. `pg_cancel_backend` on another wire does not."""
-        raise WireLost("a statement of asyncpg is cancelled from another connection")
-
-    async def run(self, sql: str) -> None:
+    async def run(self, sql: str, seconds: float = ANSWER_WITHIN) -> None:
         """A simple query."""
+        if self.lost is not None:
+            raise WireLost(self.lost)
         try:
-            await self._conn.execute(sql)
+            await self._conn.execute(sql, timeout=seconds)
+        except TimeoutError as error:
+            self._fail(f"no answer within {seconds} s")
+            raise WireLost(self.lost) from error
         except asyncpg.PostgresConnectionError as error:
             self._fail(_text(error))
             raise WireLost(self.lost) from error
         except asyncpg.PostgresError as error:
+            if self._conn.is_closed():
+                self._fail(_text(error))
+                raise WireLost(self.lost) from error
             raise ServerError(error.sqlstate or "XX000", str(error)) from error
         except _GONE as error:
             self._fail(_text(error))
             raise WireLost(self.lost) from error
 
-    async def listen(self, channel: str) -> None:
+    async def listen(self, channel: str, seconds: float = ANSWER_WITHIN) -> None:
         """LISTEN."""
         try:
-            await self._conn.add_listener(channel, self._note)
+            async with asyncio.timeout(seconds):
+                await self._conn.add_listener(channel, self._note)
+        except TimeoutError as error:
+            self._fail(f"no answer within {seconds} s")
+            raise WireLost(self.lost) from error
         except (asyncpg.PostgresError, *_GONE) as error:
             self._fail(_text(error))
             raise WireLost(self.lost) from error
@@ -148,8 +163,10 @@ class AsyncpgWire:
 
     async def hear(self, seconds: float) -> list[tuple[str, str]]:
         """Wait for the bell."""
-        if self.lost is not None or self._conn.is_closed():
-            raise WireLost(self.lost or "the server closed the connection")
+        if self.lost is None and self._conn.is_closed():
+            self._fail("the server closed the connection")
+        if self.lost is not None:
+            raise WireLost(self.lost)
         timer = self._loop.call_later(max(0.0, seconds), self._bell.set)
         try:
             await self._bell.wait()
@@ -227,14 +244,14 @@ def _drop(sock: socket.socket | None) -> None:
         os.close(null)
 
 
-def _keep_alive(sock: socket.socket | None, silence: float) -> None:
+def _keep_alive(sock: socket.socket | None, target: Target) -> None:
     """What libpq does by itself: notice a peer that does not acknowledge."""
     if sock is not None and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, target.idle)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(target.silence * 1000))
 
 
 def _text(error: BaseException) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from psycopg import OperationalError, pq
 
 from takehold.backends._drivers.hangup import hangups
-from takehold.backends._drivers.wire import Row, ServerError, Statement, Target, WireLost
+from takehold.backends._drivers.wire import ANSWER_WITHIN, Row, ServerError, Statement, Target, WireLost
 
 __all__ = ["PsycopgWire"]
 
@@ -25,21 +27,23 @@ _FINE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus
 
 
 class PsycopgWire:
-    """One libpq connection, used by one thread at a time."""
+    """One libpq connection, used by one thread at a time; closed by any."""
 
     lost: str | None = None
+    _inside = False
+    """A thread is at it: libpq cannot be closed under its hands."""
 
-    def __init__(self, conn: pq.abc.PGconn) -> None:
+    def __init__(self, conn: pq.abc.PGconn, *, named: bool = True) -> None:
         self._conn = conn
+        self._named = named
         self._fd = conn.socket
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._prepared: set[str] = set()
-        self._preparing = False
         self._rows: list[Row] = []
         self._error: ServerError | None = None
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._ringing = threading.Lock()
+        self._ringing = threading.RLock()  # a Ctrl-C may find this thread inside
         """A number that was closed may be another file's by now: nobody rings while it is closed."""
         self.pid = conn.backend_pid
         self.server_version = conn.server_version
@@ -50,7 +54,7 @@ class PsycopgWire:
         until = time.monotonic() + seconds
         options = (
             f"application_name={_quoted(target.application_name)} client_encoding=UTF8 "
-            f"keepalives=1 keepalives_idle=3 keepalives_interval=1 keepalives_count=3 "
+            f"keepalives=1 keepalives_idle={target.idle} keepalives_interval=1 keepalives_count=3 "
             f"tcp_user_timeout={int(target.silence * 1000)}"
         )
         conninfo = pq.Conninfo.parse(target.dsn.encode())
@@ -70,11 +74,14 @@ class PsycopgWire:
         except OperationalError as error:
             raise WireLost(str(error).strip()) from error
         conn.nonblocking = 1
-        return cls(conn)
+        return cls(conn, named=target.prepared)
 
     async def fetch(self, statement: Statement, *args: Any, seconds: float | None = None) -> list[Row]:
         """Send, and wait for the answer."""
         self.send(statement, *args)
+        return await self._answered(seconds)
+
+    async def _answered(self, seconds: float | None) -> list[Row]:
         rows = await self.receive(seconds)
         if rows is None:
             self._fail(f"no answer within {seconds} s")
@@ -82,42 +89,66 @@ class PsycopgWire:
         return rows
 
     def send(self, statement: Statement, *args: Any) -> None:
-        """One message, or two with the first use of a statement, in one write."""
-        if self.lost is not None:
-            raise WireLost(self.lost)
+        """One message; before the first use of a statement another one, to prepare it."""
+        self._inside = True
         try:
-            if statement.name not in self._prepared:
+            if self.lost is not None:
+                raise WireLost(self.lost)
+            named = self._named and statement.name
+            if named and statement.name not in self._prepared:
                 self._prepare(statement)
             self._rows, self._error = [], None
-            self._conn.send_query_prepared(statement.name.encode(), [_encoded(arg) for arg in args])
-            while self._conn.flush():
-                self._wait(select.POLLIN | select.POLLOUT, None)
-                self._conn.consume_input()
+            if named:
+                self._conn.send_query_prepared(statement.name.encode(), [_encoded(arg) for arg in args])
+            else:
+                self._conn.send_query_params(statement.sql.encode(), [_encoded(arg) for arg in args])
+            self._flush()
         except OperationalError as error:
             self._fail(str(error).strip())
             raise WireLost(self.lost) from error
+        finally:
+            self._leave()
+
+    def _flush(self) -> None:
+        if self._conn.flush():
+            until = time.monotonic() + ANSWER_WITHIN
+            while self._conn.flush():
+                if not self._wait(select.POLLIN | select.POLLOUT, until):
+                    raise OperationalError(f"the server did not take a statement within {ANSWER_WITHIN:g} s")
+                self._conn.consume_input()
 
     def _prepare(self, statement: Statement) -> None:
         self._conn.send_prepare(statement.name.encode(), statement.sql.encode())
         self._rows, self._error = [], None
-        self._collect(None)
+        if not self._collect(ANSWER_WITHIN):
+            raise OperationalError(f"no answer within {ANSWER_WITHIN:g} s")
         if self._error is not None:
             raise self._error
         self._prepared.add(statement.name)
 
     async def receive(self, seconds: float | None) -> list[Row] | None:
         """Read until the answer is complete."""
-        if self.lost is not None:
-            raise WireLost(self.lost)
+        self._inside = True
         try:
+            if self.lost is not None:
+                raise WireLost(self.lost)
             if not self._collect(seconds):
                 return None
+            if self.lost is not None:  # closed by another thread; what was read may be half of it
+                raise WireLost(self.lost)
         except OperationalError as error:
             self._fail(str(error).strip())
             raise WireLost(self.lost) from error
+        finally:
+            self._leave()
         if self._error is not None:
             raise self._error
         return self._rows
+
+    def _leave(self) -> None:
+        self._inside = False
+        if self.lost is not None:
+            self._hang_up()
 
     def _collect(self, seconds: float | None) -> bool:
         conn = self._conn
@@ -148,46 +179,49 @@ class PsycopgWire:
             return bool(poll.poll())
         return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
 
-    async def cancel(self) -> None:
-        """A second connection tells the server; the answer of the statement is still to come."""
-        try:
-            self._conn.get_cancel().cancel()
-        except OperationalError as error:
-            self._fail(f"could not be cancelled: {error}")
-            raise WireLost(self.lost) from error
-
-    async def run(self, sql: str) -> None:
+    async def run(self, sql: str, seconds: float = ANSWER_WITHIN) -> None:
         """A simple query."""
-        if self.lost is not None:
-            raise WireLost(self.lost)
-        self._conn.send_query(sql.encode())
-        self._rows, self._error = [], None
-        await self.receive(None)
+        self._inside = True
+        try:
+            if self.lost is not None:
+                raise WireLost(self.lost)
+            self._conn.send_query(sql.encode())
+            self._rows, self._error = [], None
+            self._flush()
+        except OperationalError as error:
+            self._fail(str(error).strip())
+            raise WireLost(self.lost) from error
+        finally:
+            self._leave()
+        await self._answered(seconds)
 
-    async def listen(self, channel: str) -> None:
+    async def listen(self, channel: str, seconds: float = ANSWER_WITHIN) -> None:
         """LISTEN."""
-        await self.run(f'LISTEN "{channel}"')
+        await self.run(f'LISTEN "{channel}"', seconds)
 
     async def hear(self, seconds: float) -> list[tuple[str, str]]:
         """Poll the socket and the bell."""
-        if self.lost is not None:
-            raise WireLost(self.lost)
-        heard = self._heard()
-        if heard:
-            return heard
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        poll.register(self._bell, select.POLLIN)
-        for fd, _ in poll.poll(max(0.0, seconds) * 1000):
-            if fd == self._bell:
-                os.eventfd_read(self._bell)
-            else:
-                try:
+        self._inside = True
+        try:
+            if self.lost is not None:
+                raise WireLost(self.lost)
+            heard = self._heard()
+            if heard:
+                return heard
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            poll.register(self._bell, select.POLLIN)
+            for fd, _ in poll.poll(max(0.0, seconds) * 1000):
+                if fd == self._bell:
+                    os.eventfd_read(self._bell)
+                else:
                     self._conn.consume_input()
-                except OperationalError as error:
-                    self._fail(str(error).strip())
-                    raise WireLost(self.lost) from error
-        return self._heard()
+            return self._heard()
+        except OperationalError as error:
+            self._fail(str(error).strip())
+            raise WireLost(self.lost) from error
+        finally:
+            self._leave()
 
     def _heard(self) -> list[tuple[str, str]]:
         heard = []
@@ -223,13 +257,21 @@ class PsycopgWire:
         self._hang_up()
 
     def _hang_up(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            hangups.forget(fd)
+        """Close it; under the hands of another thread only its socket, which wakes that thread to do the rest.
+
+        Whoever calls has set `lost` before; whoever is inside looks at `lost` after saying so. One sees the other.
+        """
+        with self._ringing:
+            if self._fd < 0:
+                return
+            hangups.forget(self._fd)
+            if self._inside:
+                _shut_down(self._fd)
+                return
+            self._fd = -1
             self._conn.finish()
-            with self._ringing:
-                os.close(self._bell)
-                self._bell = -1
+            os.close(self._bell)
+            self._bell = -1
 
     def after_fork(self) -> None:
         """Put the null device where the socket was: libpq's goodbye then goes nowhere."""
@@ -238,11 +280,18 @@ class PsycopgWire:
             os.dup2(null, self._fd, inheritable=False)
             os.close(null)
             self.lost = self.lost or "forked"
-            self._ringing = threading.Lock()
+            self._ringing = threading.RLock()
+            self._inside = False
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             self._hang_up()
+
+
+def _shut_down(fd: int) -> None:
+    """End a connection without closing its descriptor."""
+    with socket.socket(fileno=os.dup(fd)) as other, suppress(OSError):
+        other.shutdown(socket.SHUT_RDWR)
 
 
 def _quoted(value: str) -> str:

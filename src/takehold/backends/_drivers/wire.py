@@ -14,9 +14,11 @@ from takehold.core.backend import SessionLost
 from takehold.errors import UsageError
 from takehold.runtime import Runtime
 
-__all__ = ["NO_EXTRA", "Row", "ServerError", "Statement", "Target", "Wire", "WireLost", "connect"]
+__all__ = ["ANSWER_WITHIN", "NO_EXTRA", "Row", "ServerError", "Statement", "Target", "Wire", "WireLost", "connect"]
 
 Row: TypeAlias = tuple[Any, ...]
+ANSWER_WITHIN: Final = 10.0
+"""Seconds after which a server that says nothing is taken for gone, where nobody says how long."""
 NO_EXTRA: Final = "{} is not installed; it comes with: pip install 'takehold[{}]'"
 
 
@@ -35,7 +37,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statement:
-    """Text with `$1` places, prepared on each wire when it is first sent there."""
+    """Text with `$1` places, prepared on each wire when it is first sent there; without a name it is not."""
 
     name: str
     sql: str
@@ -49,6 +51,13 @@ class Target:
     application_name: str
     silence: float = 5.0
     """Seconds after which a connection whose bytes are not acknowledged is given up."""
+    prepared: bool = True
+    """Whether statements get names at the server. Behind a pooler in transaction mode they must not."""
+
+    @property
+    def idle(self) -> int:
+        """Whole seconds of idleness after which the other side is asked whether it lives, once a second."""
+        return max(1, min(3, int(self.silence) - 2))
 
 
 class Wire(Protocol):
@@ -70,17 +79,11 @@ class Wire(Protocol):
     async def receive(self, seconds: float | None) -> list[Row] | None:
         """The answer, or None when it has not come in time; then it can be asked for again."""
 
-    async def cancel(self) -> None:
-        """Ask the server to give up the running statement; its outcome is still to be received.
+    async def run(self, sql: str, seconds: float = ANSWER_WITHIN) -> None:
+        """Several statements without parameters, unprepared; as `fetch`."""
 
-        `WireLost` where the driver cannot do that: cancel it by pid from another wire.
-        """
-
-    async def run(self, sql: str) -> None:
-        """Several statements without parameters, unprepared."""
-
-    async def listen(self, channel: str) -> None:
-        """Hear what is sent to this channel."""
+    async def listen(self, channel: str, seconds: float = ANSWER_WITHIN) -> None:
+        """Hear what is sent to this channel; as `fetch`."""
 
     async def hear(self, seconds: float) -> list[tuple[str, str]]:
         """Wait for notifications, as (channel, payload); `nudge` ends the wait early."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import weakref
 from collections.abc import Hashable
 from typing import Any, Final
 
 from takehold.backends._drivers.wire import ServerError, Statement, Wire, WireLost
+from takehold.backends.check import Check
 from takehold.backends.postgres import seen
 from takehold.backends.postgres.ear import EVERYBODY, NOTIFY, Ear, Question, channel, records_of
 from takehold.backends.postgres.line import Line, parse
@@ -23,11 +26,8 @@ from takehold.runtime import Runtime
 __all__ = ["PostgresBackend"]
 
 ANSWERS_WITHIN: Final = 0.3
-_EARS: Final = Statement(
-    "takehold_ears",
-    """SELECT count(*) FROM pg_stat_activity
-    WHERE datname = current_database() AND application_name LIKE 'takehold-ear %'""",
-)
+_sessions: weakref.WeakKeyDictionary[PostgresSession, Hashable] = weakref.WeakKeyDictionary()
+"""Open sessions of this process: whoever wants to look uses their ear instead of a new connection."""
 _TERMINATE: Final = Statement(
     "takehold_terminate",
     """SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -112,7 +112,15 @@ class PostgresBackend:
         session = PostgresSession(line, rt, losses, keeper, facts)
         session.ear = Ear(session, second)
         await session.ear.open()
+        _sessions[session] = self.identity
         return session
+
+    def _live(self, rt: Runtime) -> PostgresSession | None:
+        """An open session of this identity that can be used here."""
+        for session, identity in list(_sessions.items()):
+            if identity == self.identity and session.lost is None and session.rt == rt and os.getpid() == session.pid:
+                return session
+        return None
 
     def _masked(self) -> str:
         from takehold.backends import masked
@@ -128,6 +136,10 @@ class PostgresBackend:
 
     async def who(self, rt: Runtime) -> list[HoldRecord]:
         """Ask everybody, and add from `pg_locks` those who do not answer."""
+        if (session := self._live(rt)) is not None and session.ear is not None:
+            answer = await session.ear.who(ANSWERS_WITHIN)
+            if answer is not None:
+                return answer
         wire = await self._visit(rt)
         try:
             question = await _ask(wire, rt, {"q": "who"}, None, ANSWERS_WITHIN)
@@ -168,6 +180,12 @@ class PostgresBackend:
         finally:
             wire.close()
 
+    async def examine(self, rt: Runtime, long: float) -> list[Check]:
+        """What `takehold doctor` shows."""
+        from takehold.backends.postgres.doctor import examine
+
+        return await examine(self.url, self.options, self._masked(), rt, long)
+
     async def init(self, rt: Runtime, *, fence_from: int | None) -> str:
         """Make the schema `takehold` with the sequence that fences come from."""
         wire = await self._visit(rt)
@@ -191,13 +209,12 @@ async def _ask(wire: Wire, rt: Runtime, message: dict[str, Any], token: str | No
     await wire.listen(channel(me))
     expected = 1
     if token is None:
-        [row] = await wire.fetch(_EARS, seconds=5.0)
-        expected = row[0]
-    question = Question({**message, "n": 1, "to": channel(me)}, [], rt.event(), expected)
+        expected = await seen.ears(wire)
+    question = Question({**message, "n": 1, "to": channel(me)}, expected)
     where = EVERYBODY if token is None else channel(token)
     await wire.fetch(NOTIFY, where, [json.dumps(question.message)], seconds=5.0)
     until = rt.now() + seconds
-    while sum(left <= 0 for left in question.answered.values()) < expected and rt.now() < until:
+    while not question.done and rt.now() < until:
         for _, text in await wire.hear(until - rt.now()):
             answer = json.loads(text)
             if answer.get("a") == 1:

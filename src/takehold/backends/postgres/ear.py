@@ -22,7 +22,7 @@ from takehold.core.record import HoldRecord
 from takehold.core.seat import Seat
 from takehold.core.waits import hold_id
 from takehold.core.want import Want
-from takehold.runtime import Event, Runtime
+from takehold.runtime import Runtime
 
 if TYPE_CHECKING:
     from takehold.backends.postgres.session import PostgresSession
@@ -65,12 +65,9 @@ def parts_of(message: dict[str, Any], lines: list[list[Any]]) -> list[str]:
 
 @dataclass(eq=False)
 class Question:
-    """Something to find out, and who waits for it."""
+    """Something to find out."""
 
     message: dict[str, Any]
-    to: list[str]
-    """Tokens, or nobody in particular: everybody."""
-    event: Event
     expected: int
     """Answers after which there is nothing to wait for."""
     lines: list[PostgresLine] = field(default_factory=list)
@@ -83,8 +80,11 @@ class Question:
         self.pids.update(answer["pids"])
         left = self.answered.get(answer["from"], answer["of"]) - 1
         self.answered[answer["from"]] = left
-        if sum(left <= 0 for left in self.answered.values()) >= self.expected:
-            self.event.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether everybody has answered, to the last part."""
+        return sum(left <= 0 for left in self.answered.values()) >= self.expected
 
 
 class Ear:
@@ -134,17 +134,20 @@ class Ear:
         await done.wait(seconds)
         return box[0] if box else None
 
-    async def _ask(self, message: dict[str, Any], to: list[str], seconds: float) -> Question:
-        """In the listener: send a question, and go on listening until it is answered."""
+    async def _ask(
+        self, message: dict[str, Any], to: list[str], seconds: float, expected: int | None = None
+    ) -> Question:
+        """In the listener: send a question, and go on listening until it is answered. Nobody named: everybody."""
         self._number += 1
         number = self._number
-        question = Question({**message, "n": number, "to": channel(self.token)}, to, self.rt.event(), len(to))
+        expected = len(to) if expected is None else expected
+        question = Question({**message, "n": number, "to": channel(self.token)}, expected)
         self._questions[number] = question
         try:
-            for token in to:
-                await self._wire.fetch(NOTIFY, channel(token), [json.dumps(question.message)], seconds=1.0)
+            for where in [EVERYBODY] if not to and expected else map(channel, to):
+                await self._wire.fetch(NOTIFY, where, [json.dumps(question.message)], seconds=1.0)
             until = self.rt.now() + seconds
-            while sum(left <= 0 for left in question.answered.values()) < question.expected:
+            while not question.done:
                 left = until - self.rt.now()
                 if left <= 0:
                     break
@@ -165,6 +168,16 @@ class Ear:
         lines = [line for line in question.lines if line.held and line.key_id == want.place]
         known = [line.record(self.rt) for line in lines]
         return known + [one.record(self.rt, want) for one in held if one.pid not in question.pids]
+
+    async def who(self, seconds: float) -> list[HoldRecord] | None:
+        """Everybody, by their own account or the server's; None when we cannot ask."""
+        found: list[HoldRecord] | None = await self._run(self._who(seconds), seconds + 1.0)
+        return found
+
+    async def _who(self, seconds: float) -> list[HoldRecord]:
+        question = await self._ask({"q": "who"}, [], seconds, await seen.ears(self._wire))
+        rows = [one for one in await seen.everything(self._wire) if one.pid not in question.pids]
+        return records_of(question.lines, rows, self.rt)
 
     async def cancel(self, pid: int) -> bool:
         """Cancel what a server process of ours is doing; False when the server could not be asked in time."""

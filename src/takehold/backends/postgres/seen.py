@@ -14,7 +14,7 @@ from takehold.core.waits import hold_id
 from takehold.core.want import EXCLUSIVE, Want
 from takehold.runtime import Runtime
 
-__all__ = ["HELD", "Held", "PostgresLine", "count", "everything", "held"]
+__all__ = ["HELD", "Held", "PostgresLine", "count", "ears", "everything", "held"]
 
 _COLUMNS: Final = """
 SELECT (l.classid::bigint << 32) | l.objid::bigint, l.mode = 'ShareLock', l.granted, l.pid,
@@ -29,6 +29,11 @@ _HELD: Final = Statement(
 )
 _ALL: Final = Statement("takehold_seen_all", _COLUMNS)
 _COUNT: Final = Statement("takehold_count", "SELECT count(*) FROM pg_locks")
+_EARS: Final = Statement(
+    "takehold_ears",
+    """SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'takehold-ear %'""",
+)
 _NAME: Final = re.compile(r"takehold(?:-ear)? ([0-9a-f]{8}) (.*):([0-9]+)")
 
 
@@ -91,6 +96,12 @@ async def everything(wire: Wire) -> list[Held]:
 async def count(wire: Wire) -> int:
     """All locks of the whole server, of every kind."""
     [row] = await wire.fetch(_COUNT, seconds=5.0)
+    return int(row[0])
+
+
+async def ears(wire: Wire) -> int:
+    """How many sessions of this database listen."""
+    [row] = await wire.fetch(_EARS, seconds=5.0)
     return int(row[0])
 
 

@@ -6,6 +6,7 @@ sent by the combiner, one at a time.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -127,6 +128,7 @@ class PostgresSession:
     def __init__(self, line: Line, rt: Runtime, losses: Losses, keeper: Wire, facts: Facts) -> None:
         self.lost: str | None = None
         self.rt = rt
+        self.pid = os.getpid()
         self.line = line
         self.name = line.name
         self.options = line.options
@@ -143,6 +145,7 @@ class PostgresSession:
         self.kept: set[Wire] = set()
         """Waiting connections that keep what they waited for."""
         self.held = 0
+        self.room = self.max_held
         """Locks that the keeper has at the server."""
         self.elsewhere = 0
         """Locks of everybody, as last seen by the ear."""
@@ -252,6 +255,7 @@ class PostgresSession:
             self.die("the server did not know a key that was given back: this session cannot be trusted")
             raise SessionLost(self.lost) from None
         self.held += sum(map(len, answers)) - len(plan.freed[0]) - len(plan.freed[1])
+        self.room = min(self.max_held - self.held - len(self.kept), self.facts.capacity // 2 - self.elsewhere)
         if not self.fenced:
             answers = [(None,) * len(granted) for granted in answers]
         return self._merged(answers)
