@@ -69,10 +69,15 @@ class Combiner:
         if kick:
             self._rt.spawn(self._serve(None), NAME)
 
-    async def given_back(self, given: list[Releasable]) -> None:
-        """Return when these are back at the backend; they may be on their way already."""
+    async def given_back(self, given: list[Releasable], *, surely: bool = True) -> None:
+        """Return when these are back at the backend; they may be on their way already.
+
+        Unless `surely`, it is enough that another thread is at work on the wire: whoever leads sends them next.
+        """
         with self._mutex:
             idle = not self._busy and not any(one in self._releases for one in given)
+            if self._busy and not surely:
+                return
         if not idle:
             # A session that died meanwhile has given back everything.
             with suppress(BackendUnavailable):

@@ -17,6 +17,7 @@ from takehold.core.asking import ask, ask_alone
 from takehold.core.backend import Backend, Releasable, Session
 from takehold.core.combine import ANSWER_WITHIN, Combiner
 from takehold.core.deadline import Deadline
+from takehold.core.opening import Opening
 from takehold.core.order import OrderBook
 from takehold.core.record import HoldRecord
 from takehold.core.register import Aftermath, Register
@@ -51,6 +52,7 @@ class Desk:
         self._register = Register(rt, backend.solo)
         self.held = self._register.held
         self._combiner: Combiner | None = None
+        self._opening = Opening(rt)
         self._unfinished: list[Aftermath] = []
         _desks.add(self)
 
@@ -75,18 +77,22 @@ class Desk:
         session = self._register.session
         if session is not None and session.lost is None:
             return session
+        within = min(max(seconds, ANSWER_WITHIN), OPEN_WITHIN)
+        return await self._opening.once(self._live, lambda: self._open(within), within)
+
+    def _live(self) -> Session | None:
+        session = self._register.session
+        return session if session is not None and session.lost is None else None
+
+    async def _open(self, seconds: float) -> Session:
+        session = self._register.session
         if session is not None and session.lost is not None:
             self.session_lost(session, session.lost)
-        opened: Any = await self.backend.open(self.rt, self, min(max(seconds, ANSWER_WITHIN), OPEN_WITHIN))
+        opened: Any = await self.backend.open(self.rt, self, seconds)
         with self._mutex:
-            current = self._register.session
-            if current is None or current.lost is not None:
-                self._register.session = current = opened
-                self._combiner = Combiner(opened, self.rt)
-        if current is not opened:
-            # Two callers opened one each: the first one is everybody's.
-            opened.close()
-        return current
+            self._register.session = opened
+            self._combiner = Combiner(opened, self.rt)
+        return opened  # type: ignore[no-any-return]
 
     def session_lost(self, session: Session, reason: str) -> None:
         """The session died: every hold on it is lost."""
@@ -340,10 +346,10 @@ class Desk:
         if pending and self.rt.face == "threads":
             self.rt.spawn(self.given_back(pending), "takehold-releases")
 
-    async def given_back(self, grants: list[Releasable]) -> None:
-        """Wait until the backend has these back."""
+    async def given_back(self, grants: list[Releasable], *, surely: bool = True) -> None:
+        """Wait until the backend has these back, or unless `surely` until they are on their way."""
         if self._combiner is not None:
-            await self._combiner.given_back(grants)
+            await self._combiner.given_back(grants, surely=surely)
 
     def sweep(self) -> None:
         """Release what finalizers found: holds dropped without a release."""
@@ -460,6 +466,7 @@ class Desk:
             session.lost, session.usable = FORKED, False
             session.after_fork()
         self._register = Register(self.rt, self.backend.solo)
+        self._opening = Opening(self.rt)
         self.held = self._register.held
 
 

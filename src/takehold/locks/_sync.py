@@ -333,7 +333,7 @@ class Hold(BaseHold):
         else:
             reason = self._reason()
         if pending := self._desk.release(self._seats):
-            run(self._desk.given_back(pending))
+            run(self._desk.given_back(pending, surely=False))
         self._done = True
         if reason is not None and kind is None:
             raise self._lost_error(reason)
