@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from takehold.core.backend import Ask, Grant, Session
+from takehold.core.backend import Ask, Grant, Granted, Session
 from takehold.core.combine import ANSWER_WITHIN, Combiner
 from takehold.core.deadline import Deadline
 from takehold.core.register import Aftermath
-from takehold.core.seat import Seat
+from takehold.core.seat import HELD, NEW, Seat
 from takehold.core.waits import cycle_sentence
 from takehold.errors import WouldDeadlock
-from takehold.runtime import Runtime
+from takehold.runtime import Runtime, run
 
 if TYPE_CHECKING:
     from takehold.core.desk import Desk
 
-__all__ = ["ask", "ask_alone", "collect", "post", "take_back"]
+__all__ = ["ask", "ask_alone", "ask_quickly", "ask_together", "collect", "post", "take_back"]
 
 
 def _until(deadline: Deadline | None, rt: Runtime) -> float:
@@ -41,9 +41,37 @@ def post(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> Ask | No
         if not register.ask_alone(seat, session):
             return None
     patience = ANSWER_WITHIN if seconds is not None and seconds < ANSWER_WITHIN else seconds
-    question = Ask((seat.want,), rt.signal(), math.inf if patience is None else rt.now() + patience)
+    question = Ask((seat.want,), math.inf if patience is None else rt.now() + patience)
+    question.event = rt.signal()
     combiner.post(question)
     return question
+
+
+def ask_quickly(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> bool | None:
+    """The plain case for a thread that finds the wire idle: no coroutine, one statement.
+
+    True when granted, False when busy: then it is first in line. None when it is not that case.
+    """
+    register, combiner = desk._register, desk._combiner
+    session = register.session
+    if combiner is None or session is None or session.lost is not None or not combiner.session.quick:
+        return None
+    if combiner.session.room < 1:
+        combiner.session.admit(1)
+    with desk._mutex:
+        if not register.ask_alone(seat, session):
+            return None
+    patience = ANSWER_WITHIN if seconds is not None and seconds < ANSWER_WITHIN else seconds
+    question = Ask((seat.want,), math.inf if patience is None else rt.now() + patience)
+    try:
+        if not combiner.ask_quickly(question):
+            run(combiner.through(question))
+        return collect(desk, seat, question, rt, True)
+    except BaseException:
+        if seat.entry is not None:
+            seat.entry.asking = False
+        run(desk._abandon([seat], rt))
+        raise
 
 
 def collect(desk: Desk, seat: Seat, question: Ask, rt: Runtime, waits: bool) -> bool:
@@ -92,7 +120,7 @@ async def ask_alone(desk: Desk, seat: Seat, session: Session, deadline: Deadline
     with desk._mutex:
         if register.session is not session or not register.ask_alone(seat, session):
             return None
-    question = Ask((seat.want,), rt.event(), _until(deadline, rt))
+    question = Ask((seat.want,), _until(deadline, rt))
     try:
         await combiner.through(question)
         return collect(desk, seat, question, rt, waits=deadline is not None)
@@ -100,6 +128,48 @@ async def ask_alone(desk: Desk, seat: Seat, session: Session, deadline: Deadline
         if seat.entry is not None:
             seat.entry.asking = False
         raise
+
+
+async def ask_together(desk: Desk, seats: list[Seat], session: Session, deadline: Deadline | None, rt: Runtime) -> int:
+    """Several keys that nobody here has: one question, no queue. How many were granted, from the front."""
+    combiner, register = desk._combiner, desk._register
+    assert combiner is not None
+    combiner.session.admit(len(seats))
+    with desk._mutex:
+        if register.session is not session or not register.ask_all(seats, session):
+            return 0
+    question = Ask(tuple([seat.want for seat in seats]), _until(deadline, rt))
+    try:
+        answer = await combiner.ask(question)
+    except BaseException:
+        for seat in seats:
+            if seat.entry is not None:
+                seat.entry.asking = False
+        raise
+    after = Aftermath()
+    with desk._mutex:
+        desk._decide(_sit_together, desk, seats, answer, after, rt)
+    desk._finish(after)
+    return len(answer)
+
+
+def _sit_together(desk: Desk, seats: list[Seat], answer: Granted, after: Aftermath, rt: Runtime) -> None:
+    """Under the mutex: those that were granted sit down, the others are as if they had not been asked for."""
+    register = desk._register
+    for seat, got in zip(seats, answer, strict=False):
+        if seat.entry is None and not isinstance(got, Grant):
+            register.sit_alone(seat, got)
+        elif seat.state != HELD and seat.session is not None:
+            assert seat.entry is not None
+            seat.entry.asking = False
+            grant = got if isinstance(got, Grant) else Grant(seat.session, seat.want, got, rt.now_ns())
+            register.settle(seat, seat.grant or grant, after)
+    for seat in seats[len(answer) :]:
+        if seat.entry is not None:
+            seat.entry.asking = False
+            after.wake += [other for other in seat.entry.queue or () if other is not seat]
+        if seat.state != NEW:
+            register.step_back(seat, after)
 
 
 def _refused(desk: Desk, seat: Seat, rt: Runtime, *, waits: bool) -> None:
@@ -129,7 +199,7 @@ async def ask(desk: Desk, seats: list[Seat], deadline: Deadline | None, rt: Runt
     with desk._mutex:
         asked = register.claim(seats, rt)
     first = asked[0].entry
-    question = Ask(tuple(seat.want for seat in asked), rt.event(), _until(deadline, rt))
+    question = Ask(tuple(seat.want for seat in asked), _until(deadline, rt))
     question.beside = first is not None and first.occupied
     try:
         combiner.session.admit(len(asked))

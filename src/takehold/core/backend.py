@@ -99,9 +99,11 @@ class Ask:
     beside = False
     """A further shared grant beside one this process has: it must queue with the others, not re-enter."""
 
-    def __init__(self, wants: tuple[Want, ...], event: Event | Signal, until: float) -> None:
+    event: Event | Signal | None = None
+    """Whom to wake with the answer; None while its caller does not sleep."""
+
+    def __init__(self, wants: tuple[Want, ...], until: float) -> None:
         self.wants = wants
-        self.event = event
         self.until = until
         """When its caller has waited long enough for an answer, on the runtime's clock."""
 
@@ -217,6 +219,21 @@ class TripSession(Session, Protocol):
         Raises `SessionLost` when the session is gone: then nothing that it kept is held any more. Raises
         `Refused` when nothing was granted and everybody who asked is to be told why.
         """
+
+    def overdue(self, seconds: float) -> None:
+        """A statement has been unanswered for so long: give the session up when that is too long. For tasks."""
+
+    quick: bool
+    """Whether it has a shorter way for one single key: the next three."""
+
+    def carries(self, releases: Sequence[Releasable], ask: Ask) -> bool:
+        """Whether `fetch_quickly` can do these together."""
+
+    async def fetch_quickly(self, releases: Sequence[Releasable], ask: Ask) -> Granted:
+        """`apply` for one ask of one key, and what it carries. For tasks."""
+
+    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask | None, seconds: float) -> Granted:
+        """`apply` for one release or one single key, without a coroutine. For threads."""
 
     async def answer(self) -> list[Granted]:
         """Wait for the answer of the statement in flight, as long as the session puts up with; as `apply`."""

@@ -8,13 +8,15 @@ the answer is there, another thread reads on. Releases ride along.
 
 from __future__ import annotations
 
+import math
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from takehold.core.backend import Ask, Grant, Granted, Refused, Releasable, SessionLost, TripSession, Unanswered
 from takehold.errors import BackendError, BackendUnavailable
-from takehold.runtime import Runtime
+from takehold.runtime import Runtime, run
 
 __all__ = ["ANSWER_WITHIN", "Combiner"]
 
@@ -22,6 +24,8 @@ ANSWER_WITHIN: Final = 1.0
 """Seconds a caller gives the server for one answer, however short its own timeout is."""
 LOOK_AGAIN: Final = 0.25
 """How often a slow statement is looked at for callers that have waited long enough."""
+MAX_BATCH: Final = 256
+"""Asks of one statement: while the server works on some, the others' callers can run."""
 NAME: Final = "takehold-statements"
 
 
@@ -35,6 +39,9 @@ class Combiner:
         self._mutex = rt.mutex()
         self._busy = False
         self._watched = False
+        self._kicked = False
+        """Busy only in so far as releases leave at the end of this turn of the loop."""
+        self._sent_at = 0.0
         self._pending: list[Ask] = []
         self._sent: list[Ask] = []
         self._releases: list[Releasable] = []
@@ -53,21 +60,37 @@ class Combiner:
 
     def post(self, ask: Ask) -> None:
         """Send one ask with whatever else is pending, and do not wait; for tasks."""
+        releases: list[Releasable] | None = None
         with self._mutex:
-            self._pending.append(ask)
-            lead = not self._busy
-            self._busy = True
-        if lead:
-            self._rt.spawn(self._serve(None), NAME)
+            lead = not self._busy or self._kicked
+            self._busy, self._kicked = True, False
+            if lead and not self._pending and self.session.quick and self.session.carries(self._releases, ask):
+                releases, self._releases = self._releases, []
+                ask.sent, self._sent = True, [ask]
+            else:
+                self._pending.append(ask)
+        # At once, with the releases of this turn of the loop; those who come while it is on its way go together.
+        if releases is not None:
+            self._rt.start(self._serve_one(releases, ask), NAME)
+        elif lead:
+            self._rt.start(self._serve(None), NAME)
 
     def give(self, given: list[Releasable]) -> None:
-        """Note releases; they leave with the next statement, or at once when the wire is idle (asyncio)."""
+        """Note releases; they leave with the next statement, or in this turn of the loop when the wire is idle."""
         with self._mutex:
             self._releases += given
             kick = not self._busy and not self.threads
-            self._busy = self._busy or kick
+            if kick:
+                self._busy = self._kicked = True
         if kick:
-            self._rt.spawn(self._serve(None), NAME)
+            self._rt.soon(self._kick)
+
+    def _kick(self) -> None:
+        """Nobody came with a question for these releases to ride with."""
+        with self._mutex:
+            kicked, self._kicked = self._kicked, False
+        if kicked:
+            self._rt.start(self._serve(None), NAME)
 
     async def given_back(self, given: list[Releasable], *, surely: bool = True) -> None:
         """Return when these are back at the backend; they may be on their way already.
@@ -81,7 +104,7 @@ class Combiner:
         if not idle:
             # A session that died meanwhile has given back everything.
             with suppress(BackendUnavailable):
-                await self.through(Ask((), self._rt.event(), self._rt.now() + ANSWER_WITHIN))
+                await self.through(Ask((), self._rt.now() + ANSWER_WITHIN))
 
     async def through(self, ask: Ask) -> None:
         """Wait for the answer, leading if nobody does. On the way out nothing that was granted is left behind."""
@@ -91,21 +114,27 @@ class Combiner:
                 self.post(ask)
                 await signal  # `_look_again` sees to its end
             else:
-                ask.event = event = self._rt.event()
                 # Inside: a Ctrl-C between these lines must not leave a request that nobody waits for.
                 with self._mutex:
                     self._pending.append(ask)
                     ask.lead = not self._busy
+                    if self._busy:
+                        ask.event = self._rt.event()
                     self._busy = True
                 while ask.granted is None and ask.error is None:
                     if ask.lead:
                         await self._serve(ask)
-                    elif not await event.wait(max(0.0, ask.until - self._rt.now())):
+                    elif not await self._called(ask):
                         raise _unanswered()
         except BaseException:
             if (late := self.give_up(ask)) and self.threads:
                 await self.given_back(late)
             raise
+
+    async def _called(self, ask: Ask) -> bool:
+        """A thread sleeps until it is answered, or has the lead; False when it has waited long enough."""
+        event: Any = ask.event
+        return await event.wait(max(0.0, ask.until - self._rt.now()))  # type: ignore[no-any-return]
 
     def give_up(self, ask: Ask) -> list[Releasable]:
         """The caller was cancelled: what it was granted already is given back. Its lead goes to the next."""
@@ -131,7 +160,7 @@ class Combiner:
         """Send what is pending, again and again: a thread until its own is answered, a task until nothing is left."""
         while True:
             with self._mutex:
-                batch, self._pending = self._pending, []
+                batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
                 releases, self._releases = self._releases, []
                 if not batch and not releases:
                     self._busy = False
@@ -148,6 +177,8 @@ class Combiner:
 
     def _late_releases(self) -> bool:
         """Whether a grant came back for somebody who had left, with nobody behind us who would give it back."""
+        if not self._releases:
+            return False
         with self._mutex:
             return bool(self._releases) and not self._pending
 
@@ -172,27 +203,33 @@ class Combiner:
             self._deliver(batch, [], None)
             return
         self.statements += 1
-        if not self._watched and not self.threads:
-            self._watched = True
-            self._rt.later(LOOK_AGAIN, self._look_again)
-        seconds = float("inf") if mine is None else max(0.0, mine.until - self._rt.now())
+        seconds = math.inf
+        if self.threads:
+            if mine is not None:
+                seconds = max(0.0, mine.until - self._rt.now())
+        else:
+            self._watch()
         try:
             answers = await self.session.apply(releases, asks, seconds)
         except (SessionLost, Refused) as failure:
             self._deliver(batch, [], _error_of(failure))
         except BaseException as failure:
-            if mine is not None and self.session.in_flight:
-                mine.lead = False
-                self._rt.spawn(self._read_on(batch, asks), NAME)
-                if isinstance(failure, Unanswered):
-                    raise _unanswered() from None
-                raise
-            # What the statement did is unknown, so nothing that this session says can be believed any more.
-            self.session.close()
-            self._deliver(batch, [], BackendUnavailable(f"a lock statement was interrupted: {failure!r}"))
+            self._leave(batch, asks, mine, failure)
+            if isinstance(failure, Unanswered):
+                raise _unanswered() from None
             raise
         else:
             self._deliver(batch, list(zip(asks, answers, strict=True)), None)
+
+    def _leave(self, batch: list[Ask], asks: list[Ask], mine: Ask | None, failure: BaseException) -> None:
+        """The leader must go before the answer is there: another thread reads it, or the session ends."""
+        if mine is not None and self.session.in_flight:
+            mine.lead = False
+            self._rt.spawn(self._read_on(batch, asks), NAME)
+        else:
+            # What the statement did is unknown, so nothing that this session says can be believed any more.
+            self.session.close()
+            self._deliver(batch, [], BackendUnavailable(f"a lock statement was interrupted: {failure!r}"))
 
     async def _read_on(self, batch: list[Ask], asks: list[Ask]) -> None:
         """In a thread of its own: the answer that its leader could not wait for, then whatever is pending."""
@@ -200,9 +237,93 @@ class Combiner:
             answers = await self.session.answer()
         except (SessionLost, Refused) as failure:
             self._deliver(batch, [], _error_of(failure))
+        except BaseException as failure:
+            self._leave(batch, asks, None, failure)
+            raise
         else:
             self._deliver(batch, list(zip(asks, answers, strict=True)), None)
-        await self._serve(None)
+        finally:
+            await self._serve(None)
+
+    async def _serve_one(self, releases: list[Releasable], ask: Ask) -> None:
+        """One task that finds the wire idle: a statement of its own, with nothing around it; then what is pending."""
+        self.statements += 1
+        self._watch()
+        try:
+            granted = await self.session.fetch_quickly(releases, ask)
+        except (SessionLost, Refused) as failure:
+            self._deliver([ask], [], _error_of(failure))
+        except BaseException as failure:
+            self._leave([ask], [ask], None, failure)
+            raise
+        else:
+            self._deliver([ask], [(ask, granted)], None)
+        with self._mutex:
+            more = bool(self._pending or self._releases)
+            self._busy = more
+        if more:
+            await self._serve(None)
+
+    def _watch(self) -> None:
+        self._sent_at = self._rt.now()
+        if not self._watched:
+            self._watched = True
+            self._rt.later(LOOK_AGAIN, self._look_again)
+
+    # -- a thread that has the wire for itself -------------------------------------------------------
+
+    def ask_quickly(self, ask: Ask) -> bool:
+        """One question on the caller's own stack, with nothing around it; False when the wire is not idle."""
+        if not self.session.quick:
+            return False
+        with self._mutex:
+            if self._busy or self._releases or self._pending:
+                return False
+            ask.lead = ask.sent = self._busy = True
+        try:
+            self._statement((), ask, ask)
+        except BaseException:
+            if late := self.give_up(ask):
+                run(self.given_back(late))
+            raise
+        return True
+
+    def give_quickly(self) -> bool:
+        """The same for one release that was noted."""
+        if not self.session.quick:
+            return False
+        with self._mutex:
+            if self._busy or self._pending or len(self._releases) != 1 or self._releases[0].handle is not None:
+                return False
+            releases, self._releases = self._releases, []
+            self._busy = True
+            mine = Ask((), self._rt.now() + ANSWER_WITHIN)
+            mine.lead = True
+        try:
+            self._statement(releases, None, mine)
+        except BaseException:
+            self._lead_on(mine)
+            raise
+        return True
+
+    def _statement(self, releases: Sequence[Releasable], ask: Ask | None, mine: Ask) -> None:
+        self.statements += 1
+        batch = [] if ask is None else [ask]
+        try:
+            granted = self.session.apply_quickly(releases, ask, mine.until - self._rt.now())
+        except (SessionLost, Refused) as failure:
+            self._deliver(batch, [], _error_of(failure))
+        except BaseException as failure:
+            self._leave(batch, batch, mine, failure)
+            if isinstance(failure, Unanswered):
+                raise _unanswered() from None
+            raise
+        else:
+            if ask is not None:
+                ask.granted = granted
+        if self._late_releases():
+            run(self._serve(mine))
+        self._lead_on(mine)
 
     def _look_again(self) -> None:
         """While statements are on their way: let go of tasks that have waited for their answer long enough."""
@@ -216,7 +337,10 @@ class Combiner:
                 if not ask.sent:
                     self._pending.remove(ask)
             self._watched = self._busy
+            unanswered = now - self._sent_at if self._sent else 0.0
         _ring(late)
+        if unanswered > LOOK_AGAIN:
+            self.session.overdue(unanswered)
         if self._watched:
             self._rt.later(LOOK_AGAIN, self._look_again)
 
@@ -250,8 +374,10 @@ def _ring(asks: list[Ask]) -> None:
     """Wake them all; an interrupt half-way must not leave one asleep for ever."""
     try:
         for ask in asks:
-            ask.event.set()
+            if ask.event is not None:
+                ask.event.set()
     except BaseException:
         for ask in asks:
-            ask.event.set()
+            if ask.event is not None:
+                ask.event.set()
         raise

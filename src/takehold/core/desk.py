@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from takehold.core.asking import ask, ask_alone
+from takehold.core.asking import ask, ask_alone, ask_together
 from takehold.core.backend import Backend, Releasable, Session
 from takehold.core.combine import ANSWER_WITHIN, Combiner
 from takehold.core.deadline import Deadline
@@ -26,7 +26,7 @@ from takehold.core.standing import stand_in_line, woken
 from takehold.core.waits import cycle_sentence, reentry_sentence, seat_record, timeout_error
 from takehold.core.want import SHARED
 from takehold.errors import BackendUnavailable, WouldDeadlock
-from takehold.runtime import Runtime
+from takehold.runtime import Runtime, run
 
 __all__ = ["Desk"]
 
@@ -145,6 +145,8 @@ class Desk:
                     if not answer:
                         await self._wait_for(seats[0], deadline, rt)
                     return
+            elif taken == 0 and not self.at_once:
+                taken = await ask_together(self, seats, session, deadline, rt)
             while taken < len(seats):
                 taken += await self._obtain(seats[taken:], deadline, rt)
             if reason := next((seat.lost for seat in seats if seat.lost is not None), None):
@@ -186,8 +188,11 @@ class Desk:
     async def _attempt(self, seats: list[Seat], session: Session, rt: Runtime) -> int:
         """One question over the wire, without standing in line for more than its answer."""
         seat = seats[0]
-        if len(seats) == 1 and (answer := await ask_alone(self, seat, session, None, rt)) is not None:
-            return int(answer)
+        if len(seats) == 1:
+            if (answer := await ask_alone(self, seat, session, None, rt)) is not None:
+                return int(answer)
+        elif granted := await ask_together(self, seats, session, None, rt):
+            return granted
         try:
             self._line_up(seat, rt)
         except WouldDeadlock:
@@ -253,7 +258,7 @@ class Desk:
     def release(self, seats: list[Seat]) -> list[Releasable] | None:
         """Let go, in reverse. What a trip session must still give back is returned."""
         if seats[0].caller.listeners:
-            self._tell_released(seats)
+            seats[0].caller.tell_released(seats, self.rt.now_ns())
         if len(seats) == 1:
             seat = seats[0]
             with self._mutex:
@@ -264,26 +269,28 @@ class Desk:
                 except BaseException:
                     self._register.release_alone(seat)
                     if not self.at_once:
-                        self._after_alone(seat)
+                        self._after_alone([seat])
                     raise
             if alone:
-                return None if self.at_once else self._after_alone(seat)
+                return None if self.at_once else self._after_alone([seat])
+        elif not self.at_once:
+            entries = self._register.entries
+            with self._mutex:
+                alone = all(entries.get(seat.want.id) is seat and seat.state == HELD for seat in seats)
+                if alone:
+                    self._decide(self._register.release_all_alone, seats)
+            if alone:
+                return self._after_alone(seats[::-1])
         return self.undo(seats)
 
-    def _after_alone(self, seat: Seat) -> list[Releasable] | None:
-        """A trip session must still give back what a seat alone stood for."""
-        session = seat.session
+    def _after_alone(self, seats: list[Seat]) -> list[Releasable] | None:
+        """A trip session must still give back what seats alone stood for."""
+        session = seats[0].session
         if session is None or session.lost is not None or self._combiner is None:
             return None
-        pending: list[Releasable] = [seat]
+        pending: list[Releasable] = [*seats]
         self._combiner.give(pending)
         return pending
-
-    def _tell_released(self, seats: list[Seat]) -> None:
-        now = self.rt.now_ns()
-        for seat in seats:
-            if seat.state == HELD:
-                seat.caller.tell("released", seat, (now - seat.at) / 1e9)
 
     def undo(self, seats: Iterable[Seat]) -> list[Releasable] | None:
         """Let go of held seats and take the others out of the line, in reverse: leaves nothing behind."""
@@ -346,10 +353,15 @@ class Desk:
         if pending and self.rt.face == "threads":
             self.rt.spawn(self.given_back(pending), "takehold-releases")
 
-    async def given_back(self, grants: list[Releasable], *, surely: bool = True) -> None:
-        """Wait until the backend has these back, or unless `surely` until they are on their way."""
+    def let_back(self, grants: list[Releasable]) -> None:
+        """At the end of a thread's block: see that these go back, now or with whoever is at work on the wire."""
+        if self._combiner is not None and not self._combiner.give_quickly():
+            run(self._combiner.given_back(grants, surely=False))
+
+    async def given_back(self, grants: list[Releasable]) -> None:
+        """Wait until the backend has these back."""
         if self._combiner is not None:
-            await self._combiner.given_back(grants, surely=surely)
+            await self._combiner.given_back(grants)
 
     def sweep(self) -> None:
         """Release what finalizers found: holds dropped without a release."""

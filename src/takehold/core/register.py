@@ -110,6 +110,16 @@ class Register:
         self.entries[id] = seat
         return True
 
+    def ask_all(self, seats: list[Seat], session: Session) -> bool:
+        """`ask_alone` for several; False, and nothing noted, when somebody here has one of them."""
+        if any(seat.want.id in self.entries for seat in seats):
+            return False
+        for seat in seats:
+            seat.session = session
+            seat.state = ASKED
+            self.entries[seat.want.id] = seat
+        return True
+
     def sit_alone(self, seat: Seat, fence: int | None) -> None:
         """The backend has granted what `ask_alone` noted, and nobody came to stand behind it meanwhile."""
         seat.fence = fence
@@ -314,6 +324,11 @@ class Register:
         del self.entries[id]
         seat.state = GONE
         return True
+
+    def release_all_alone(self, seats: list[Seat]) -> None:
+        """The same for several, in reverse; all of them must be that case."""
+        for seat in reversed(seats):
+            self.release_alone(seat)
 
     def release(self, seat: Seat, after: Aftermath) -> None:
         """Let the seat out; its grant goes to the next in line, or back."""

@@ -49,6 +49,12 @@ class Caller:
             )
             deliver(self.listeners, event)
 
+    def tell_released(self, seats: list[Seat], now_ns: int) -> None:
+        """Say how long these were held."""
+        for seat in seats:
+            if seat.state == HELD:
+                self.tell("released", seat, (now_ns - seat.at) / 1e9)
+
 
 class Body(Protocol):
     """A block of code that runs under a hold."""

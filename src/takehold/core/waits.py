@@ -87,7 +87,8 @@ def hold_id(seat: Seat) -> str:
     session = seat.session
     if session is not None and session.board is not None and seat.slot >= 0:
         return session.board.id_of(seat)
-    return f"{os.getpid() if session is None else session.name}-{id(seat):x}"
+    # With its time: the address alone would name the next seat that is made there.
+    return f"{os.getpid() if session is None else session.name}-{id(seat):x}-{seat.at}"
 
 
 def seat_record(seat: Seat, rt: Runtime) -> HoldRecord:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from takehold.core.asking import collect, post, take_back
 from takehold.core.deadline import DEFAULT, AdaptiveTimeout, Backoff, Deadline, Default, Timeout, seconds_of
@@ -18,9 +18,12 @@ from takehold.core.seat import HELD, Seat
 from takehold.core.want import EXCLUSIVE, SHARED, Mode, Shared, Want
 from takehold.errors import HoldLost, LockTimeout, UsageError
 from takehold.locks import _recipes
-from takehold.locks._base import BaseHold, BaseLock, BaseLocks, adapt
+from takehold.locks._base import BaseHold, BaseLock, BaseLocks, adapt, in_transactions, refuse_own_transaction
 from takehold.locks._desks import desk_for, leave
 from takehold.runtime.aio import Aio
+
+if TYPE_CHECKING:
+    from takehold.locks._within_async import AsyncAnySession, AsyncWithin
 
 __all__ = ["AsyncHold", "AsyncLock", "AsyncLocks", "AsyncSlots"]
 
@@ -131,6 +134,19 @@ class AsyncLocks(BaseLocks):
             desk.lose(own, "evicted by an operator")
             return True
         return await self._backend.evict(rt, hold, terminate=terminate, timeout=timeout)
+
+    def within(self, session: AsyncAnySession) -> AsyncWithin:
+        """Keys that are held until the transaction of a SQLAlchemy session ends, wherever that is done.
+
+        `await locks.within(session).acquire("orders/42")`; others get them when its changes can be seen.
+        """
+        try:
+            from takehold.locks._within_async import AsyncWithin, async_session_of
+        except ImportError as error:
+            raise UsageError(
+                "SQLAlchemy is not installed; it comes with: pip install 'takehold[sqlalchemy]'"
+            ) from error
+        return AsyncWithin(self, async_session_of(session))
 
     def slots(self, key: str, count: int, *, timeout: Timeout | Default = DEFAULT) -> AsyncSlots:
         """A semaphore: one of `count` slots of the key. `hold.slot` says which."""
@@ -243,6 +259,8 @@ class AsyncLock(BaseLock):
         locks, desk, seats = self._locks, hold._desk, hold._seats
         patience: Timeout = locks._timeout if isinstance(timeout, Default) else timeout
         seconds = seconds_of(patience)
+        if in_transactions and seconds != 0:
+            refuse_own_transaction(desk, seats[taken:])
         asked = post(desk, seats[0], seconds, rt) if len(seats) == 1 and seconds != 0 else None
         if asked is None:
             deadline = Deadline(rt.now, seconds)

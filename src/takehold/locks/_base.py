@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -18,13 +18,25 @@ from takehold.core.key import TEXT, AnyKey, checked, checked_namespace, encode
 from takehold.core.owner import Owner, Site, site_text
 from takehold.core.record import HoldRecord, Statistics, since
 from takehold.core.seat import HELD, QUEUED, Caller, OrderPolicy, Seat
-from takehold.core.waits import hold_id
+from takehold.core.waits import hold_id, reentry_sentence
 from takehold.core.want import EXCLUSIVE, SHARED, Mode, Shared, Want, mode_of, want_for_text, wants_for
 from takehold.errors import HoldLost, LockOrderWarning, UsageError, WouldDeadlock
 
-__all__ = ["BaseHold", "BaseLock", "BaseLocks"]
+__all__ = [
+    "BaseHold",
+    "BaseLock",
+    "BaseLocks",
+    "HoldFacts",
+    "adapt",
+    "in_transactions",
+    "refuse_own_transaction",
+    "shown",
+]
 
 MAX_KNOWN: Final = 4096
+MAX_KNOWN_MANY: Final = 64
+in_transactions: Final[dict[object, dict[tuple[Hashable, Hashable], Seat]]] = {}
+"""What the transactions of a task have at a server, by backend and id: the desk knows nothing of it."""
 
 
 class BaseLocks:
@@ -102,7 +114,12 @@ class BaseLocks:
             wants = self._known_many.get((keys, mode, subtree))
         except TypeError:  # something that cannot be hashed is no key either: the check below says so
             wants = None
-        return wants or self._wants_anew(keys, mode, subtree)
+        if wants is None:
+            wants = self._wants_anew(keys, mode, subtree)
+            if len(self._known_many) >= MAX_KNOWN_MANY:
+                self._known_many.clear()
+            self._known_many[keys, mode, subtree] = wants
+        return wants
 
     def _wants_anew(self, keys: tuple[AnyKey | Shared, ...], mode: object, subtree: bool) -> tuple[Want, ...]:
         how = mode_of(mode)
@@ -168,6 +185,16 @@ class BaseLocks:
         return next((s for s in desk.busy() if s.state == HELD and held == hold_id(s)), None)
 
 
+def refuse_own_transaction(desk: Desk, seats: list[Seat]) -> None:
+    """`WouldDeadlock` for a wait that only the end of this task's own transaction could end."""
+    for seat in seats:
+        mine = in_transactions.get(seat.me) or {}
+        own = mine.get((desk.backend.identity, seat.want.id))
+        if own is not None and own.conflicts(seat):
+            seat.caller.tell("deadlock", seat, 0.0)
+            raise WouldDeadlock(reentry_sentence(seat, own), key=seat.want.text)
+
+
 def _innermost(held: dict[Seat, None]) -> Seat | None:
     try:
         return next(reversed(held), None)
@@ -215,7 +242,7 @@ class BaseLock:
             )
 
     def __repr__(self) -> str:
-        keys = ", ".join(_shown(want) for want in self._wants if not want.implied)
+        keys = ", ".join(shown(want) for want in self._wants if not want.implied)
         return f"<{type(self).__name__} {keys}>"
 
     @property
@@ -224,48 +251,15 @@ class BaseLock:
         return tuple(want.key for want in self._wants if not want.implied)
 
 
-def _shown(want: Want) -> str:
+def shown(want: Want) -> str:
+    """A key and its mode, for people."""
     return repr(want.text) + (" shared" if want.mode is Mode.SHARED else "")
 
 
-class BaseHold:
-    """A granted lock in your hands: all state lives here."""
+class HoldFacts:
+    """Keys, modes and fences of what was granted."""
 
-    _done = False
-    """Released, or not ours to release: the finalizer has nothing to do."""
-    _slot: int | None = None
     _seats: list[Seat] = []  # noqa: RUF012 - never changed; a Ctrl-C inside __init__ leaves this one
-
-    def __init__(self, desk: Desk, seats: list[Seat]) -> None:
-        self._desk = desk
-        self._seats = seats
-
-    def __del__(self) -> None:
-        # Only a deque and a warning: a mutex here would deadlock when the collector runs inside one.
-        if self._done:
-            return
-        states = {seat.state for seat in self._seats}
-        if QUEUED in states or HELD in states:
-            # In line without anybody who waits: its acquire was interrupted twice.
-            self._desk.abandoned.extend(self._seats)
-            self._desk.nudge(self._seats)
-        if HELD in states:
-            warnings.warn(
-                f"{self!r} was dropped while held and is released late; use a with statement or release()",
-                ResourceWarning,
-                stacklevel=2,
-            )
-
-    def __repr__(self) -> str:
-        keys = ", ".join(_shown(seat.want) for seat in self._seats if not seat.want.implied)
-        state = "held" if self._seats[0].state == HELD else "released"
-        return f"<{type(self).__name__} {keys} {'lost' if self._reason() else state}>"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BaseHold) and other._seats == self._seats
-
-    def __hash__(self) -> int:
-        return hash(self._seats[0])
 
     @property
     def _shown_seats(self) -> list[Seat]:
@@ -297,6 +291,45 @@ class BaseHold:
         if any(fence is None for fence in fences):
             raise UsageError("this backend has no fences yet; run: takehold init URL")
         return max(fence for fence in fences if fence is not None)
+
+
+class BaseHold(HoldFacts):
+    """A granted lock in your hands: all state lives here."""
+
+    _done = False
+    """Released, or not ours to release: the finalizer has nothing to do."""
+    _slot: int | None = None
+
+    def __init__(self, desk: Desk, seats: list[Seat]) -> None:
+        self._desk = desk
+        self._seats = seats
+
+    def __del__(self) -> None:
+        # Only a deque and a warning: a mutex here would deadlock when the collector runs inside one.
+        if self._done:
+            return
+        states = {seat.state for seat in self._seats}
+        if QUEUED in states or HELD in states:
+            # In line without anybody who waits: its acquire was interrupted twice.
+            self._desk.abandoned.extend(self._seats)
+            self._desk.nudge(self._seats)
+        if HELD in states:
+            warnings.warn(
+                f"{self!r} was dropped while held and is released late; use a with statement or release()",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def __repr__(self) -> str:
+        keys = ", ".join(shown(seat.want) for seat in self._seats if not seat.want.implied)
+        state = "held" if self._seats[0].state == HELD else "released"
+        return f"<{type(self).__name__} {keys} {'lost' if self._reason() else state}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BaseHold) and other._seats == self._seats
+
+    def __hash__(self) -> int:
+        return hash(self._seats[0])
 
     @property
     def since(self) -> datetime:

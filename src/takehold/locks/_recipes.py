@@ -61,7 +61,7 @@ def _refuse_generators(function: Callable[..., Any]) -> None:
         raise UsageError(f"{function.__qualname__}() is a generator: its body would run after the lock was released")
 
 
-_HOLD_ID = re.compile(r"[0-9]+(\.[0-9a-f]+)?-[0-9a-f]+(-[0-9]+)?")
+_HOLD_ID = re.compile(r"[0-9]+(\.[0-9a-f]+)?-[0-9a-f]+(-[0-9a-f]+)?")
 
 
 def check_hold_id(hold: object) -> None:

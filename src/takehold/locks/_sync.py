@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeVar
 
-from takehold.core.deadline import DEFAULT, Backoff, Deadline, Default, Timeout, seconds_of
+from takehold.core.asking import ask_quickly
+from takehold.core.deadline import DEFAULT, AdaptiveTimeout, Backoff, Deadline, Default, Timeout, seconds_of
 from takehold.core.desk import Desk
 from takehold.core.key import AnyKey
 from takehold.core.owner import Site
@@ -20,6 +21,9 @@ from takehold.locks._base import BaseHold, BaseLock, BaseLocks, adapt
 from takehold.locks._desks import desk_for, leave
 from takehold.runtime import Threads, run
 from takehold.runtime.threads import here
+
+if TYPE_CHECKING:
+    from takehold.locks._within import AnySession, Within
 
 __all__ = ["Hold", "Lock", "Locks"]
 
@@ -116,6 +120,19 @@ class Locks(BaseLocks):
             return True
         return run(self._backend.evict(_rt, hold, terminate=terminate, timeout=timeout))
 
+    def within(self, session: AnySession) -> Within:
+        """Keys that are held until the transaction of a SQLAlchemy session ends, wherever that is done.
+
+        `locks.within(session).acquire("orders/42")`; others get them when its changes can be seen.
+        """
+        try:
+            from takehold.locks._within import Within, session_of
+        except ImportError as error:
+            raise UsageError(
+                "SQLAlchemy is not installed; it comes with: pip install 'takehold[sqlalchemy]'"
+            ) from error
+        return Within(self, session_of(session))
+
     def slots(self, key: str, count: int, *, timeout: Timeout | Default = DEFAULT) -> Slots:
         """A semaphore: one of `count` slots of the key. `hold.slot` says which."""
         if timeout is not DEFAULT:
@@ -210,22 +227,32 @@ class Lock(BaseLock):
         hold = Hold(desk, seats)
         if waits and (len(seats) > 1 or me in desk.held):
             locks._check_order(desk, desk.held.get(me) or {}, seats, depth)
-        taken = desk.grab(seats)
+        taken = desk.grab(seats) if desk.at_once or desk.abandoned else 0
         if caller.listeners and taken == len(seats):
             locks._tell_acquired(seats)
         return hold, desk, taken
 
     def _wait(self, desk: Desk, seats: list[Seat], taken: int, timeout: Timeout | Default) -> None:
-        patience = self._locks._timeout_of(timeout)
-        deadline = Deadline(_rt.now, seconds_of(patience))
-        try:
-            run(desk.acquire(seats, taken, deadline, _rt))
-        except LockTimeout:
-            adapt(patience, None)
-            raise
-        waited = deadline.waited()
-        adapt(patience, waited)
-        self._locks._tell_acquired(seats, waited)
+        locks = self._locks
+        patience: Timeout = locks._timeout_of(timeout)
+        seconds = seconds_of(patience)
+        deadline = Deadline(_rt.now, seconds)
+        granted = (
+            ask_quickly(desk, seats[0], seconds, _rt) if len(seats) == 1 and not desk.at_once and seconds else None
+        )
+        if not granted:
+            try:
+                if granted is None:
+                    run(desk.acquire(seats, taken, deadline, _rt))
+                else:
+                    run(desk.acquire_refused(seats[0], deadline, _rt))
+            except LockTimeout:
+                adapt(patience, None)
+                raise
+        if locks._caller.listeners or type(patience) is AdaptiveTimeout:
+            waited = deadline.waited()
+            adapt(patience, waited)
+            locks._tell_acquired(seats, waited)
 
     def __enter__(self) -> Hold:
         hold, desk, taken = self._begin(3)
@@ -333,7 +360,7 @@ class Hold(BaseHold):
         else:
             reason = self._reason()
         if pending := self._desk.release(self._seats):
-            run(self._desk.given_back(pending, surely=False))
+            self._desk.let_back(pending)
         self._done = True
         if reason is not None and kind is None:
             raise self._lost_error(reason)

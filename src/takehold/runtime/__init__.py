@@ -97,6 +97,12 @@ class Runtime(Protocol):
     def spawn(self, coro: Coroutine[Any, Any, None], name: str) -> Task:
         """Run beside the caller. It belongs to nobody's cancellation."""
 
+    def start(self, coro: Coroutine[Any, Any, None], name: str) -> None:
+        """`spawn` that runs up to its first suspension at once; not for threads."""
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call back when everything that is ready now has run; not for threads."""
+
     async def shield(self, coro: Coroutine[Any, Any, T]) -> T:
         """Finish `coro` even when the caller is cancelled, then let the cancellation through."""
 

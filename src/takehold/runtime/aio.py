@@ -104,6 +104,33 @@ async def _finish(rest: _Rest) -> Any:
     return await rest
 
 
+class _Driven:
+    """A coroutine that runs on the callbacks of what it awaits: no task, and no turn of the loop to start one.
+
+    Nobody can cancel it. What it awaits must be futures, and must not ask for the current task.
+    """
+
+    __slots__ = ("_coro", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, None]) -> None:
+        self._loop = loop
+        self._coro = coro
+        self._step()
+
+    def _step(self, _future: object = None) -> None:
+        try:
+            awaited = self._coro.send(None)
+        except StopIteration:
+            return
+        except Exception:
+            log.exception("a background task failed", extra={"event": "task.failed"})
+        else:
+            if awaited is None:
+                self._loop.call_soon(self._step)
+            else:
+                awaited.add_done_callback(self._step)
+
+
 class AioTask:
     """A task of its own: cancelling whoever asked for it does not touch it."""
 
@@ -175,6 +202,14 @@ class Aio:
     def spawn(self, coro: Coroutine[Any, Any, None], name: str) -> AioTask:
         """A task that belongs to the session, not to the caller."""
         return AioTask(self.loop, coro, name)
+
+    def start(self, coro: Coroutine[Any, Any, None], name: str) -> None:
+        """It needs no task: nobody cancels it."""
+        _Driven(self.loop, coro)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """At the end of this turn of the loop."""
+        self.loop.call_soon(callback)
 
     async def shield(self, coro: Coroutine[Any, Any, T]) -> T:
         """Finish `coro`; a bare `asyncio.shield` would let go of it at the first cancel.

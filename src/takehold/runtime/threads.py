@@ -174,6 +174,14 @@ class Threads:
         """Threads wait on events."""
         raise AssertionError("a signal is for tasks")
 
+    def start(self, coro: Coroutine[Any, Any, None], name: str) -> NoReturn:
+        """Threads lead on their own stack."""
+        raise AssertionError("tasks are started")
+
+    def soon(self, callback: Callable[[], None]) -> NoReturn:
+        """Threads have no turns."""
+        raise AssertionError("tasks have turns")
+
     @staticmethod
     def boot() -> float:
         """Seconds since boot, sleep included."""

@@ -185,6 +185,7 @@ class FakeSession:
     board = None
     in_flight = False
     room = 1_000_000
+    quick = False
     combiner: Combiner | None = None
 
     def __init__(self, backend: FakeBackend, rt: Runtime, losses: Losses) -> None:
@@ -217,6 +218,21 @@ class FakeSession:
         answers = [self._answer(ask) for ask in asks]
         await self._travel()
         return answers
+
+    def overdue(self, seconds: float) -> None:
+        """It always answers."""
+
+    def carries(self, releases: Sequence[Releasable], ask: Ask) -> bool:
+        """Never asked."""
+        return False
+
+    async def fetch_quickly(self, releases: Sequence[Releasable], ask: Ask) -> Granted:
+        """Never."""
+        raise AssertionError("this session is not quick")
+
+    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask | None, seconds: float) -> Granted:
+        """Never: it would hide what the general path does."""
+        raise AssertionError("this session is not quick")
 
     async def answer(self) -> list[Granted]:
         """Never: nobody leaves a statement behind."""

@@ -211,6 +211,14 @@ class Simulation:
         self.make_ready(task, False)
         return task
 
+    def start(self, coro: Coroutine[Any, Any, Any], name: str) -> None:
+        """When its first step runs is the scheduler's choice."""
+        self.spawn(coro, name)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Now, as far as virtual time goes."""
+        self.later(0.0, callback)
+
     async def shield(self, coro: Coroutine[Any, Any, T]) -> T:
         """Finish `coro` in its own task, however often the caller is cancelled, then let that through."""
         inner = self.spawn(coro, "shielded")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import asyncpg
@@ -16,6 +16,32 @@ from takehold.backends._drivers.wire import ANSWER_WITHIN, Row, ServerError, Sta
 __all__ = ["AsyncpgWire"]
 
 _GONE = (asyncpg.InterfaceError, OSError, asyncpg.InternalClientError, asyncpg.PostgresConnectionError)
+_TROUBLE = (asyncpg.PostgresError, *_GONE, AttributeError)
+_ONLY_LIBPQ = frozenset(
+    [
+        "application_name",
+        "channel_binding",
+        "client_encoding",
+        "connect_timeout",
+        "fallback_application_name",
+        "gssdelegation",
+        "gssencmode",
+        "hostaddr",
+        "keepalives",
+        "keepalives_count",
+        "keepalives_idle",
+        "keepalives_interval",
+        "load_balance_hosts",
+        "max_protocol_version",
+        "min_protocol_version",
+        "require_auth",
+        "requirepeer",
+        "sslcertmode",
+        "sslcompression",
+        "sslsni",
+        "tcp_user_timeout",
+    ]
+)
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
@@ -43,6 +69,7 @@ class AsyncpgWire:
         self._running: asyncio.Task[list[Row]] | None = None
         self._notes: list[tuple[str, str]] = []
         self._bell = asyncio.Event()
+        conn.add_termination_listener(lambda _: self._bell.set())
         self.pid = conn.get_server_pid()
         version = conn.get_server_version()
         self.server_version = version.major * 10_000 + version.minor
@@ -52,7 +79,7 @@ class AsyncpgWire:
         """Connect within `seconds`."""
         connecting = asyncio.get_running_loop().create_task(
             asyncpg.connect(
-                target.dsn,
+                _without_libpq(target.dsn),
                 timeout=seconds,
                 statement_cache_size=0,
                 connection_class=_Connection,
@@ -68,11 +95,11 @@ class AsyncpgWire:
             raise
         try:
             conn = connecting.result()
+            _keep_alive(conn.socket, target)
         except TimeoutError as error:
             raise WireLost(f"no connection within {seconds:.1f} s") from error
         except (asyncpg.PostgresError, *_GONE) as error:
             raise WireLost(_text(error)) from error
-        _keep_alive(conn.socket, target)
         return cls(conn, named=target.prepared)
 
     async def fetch(self, statement: Statement, *args: Any, seconds: float | None = None) -> list[Row]:
@@ -87,24 +114,30 @@ class AsyncpgWire:
                 return rows
             prepared = self._prepared.get(statement.name)
             if prepared is None:
-                prepared = await self._conn.prepare(statement.sql, timeout=ANSWER_WITHIN)
-                self._prepared[statement.name] = prepared
+                # By name: without one asyncpg, told to cache nothing, would parse it again with each use.
+                prepared = self._prepared[statement.name] = await self._prepare(statement)
             rows = await prepared.fetch(*args, timeout=seconds)
             return rows
-        except TimeoutError as error:
-            self._fail(f"no answer within {seconds} s")
-            raise WireLost(self.lost) from error
-        except asyncpg.PostgresConnectionError as error:
-            self._fail(_text(error))
-            raise WireLost(self.lost) from error
-        except asyncpg.PostgresError as error:
-            if self._conn.is_closed():
-                self._fail(_text(error))
-                raise WireLost(self.lost) from error
-            raise ServerError(error.sqlstate or "XX000", str(error)) from error
-        except _GONE as error:
-            self._fail(_text(error))
-            raise WireLost(self.lost) from error
+        except _TROUBLE as error:
+            raise self._trouble(error, seconds) from error
+
+    async def _prepare(self, statement: Statement) -> PreparedStatement[Any]:
+        try:
+            return await self._conn.prepare(statement.sql, name=statement.name, timeout=ANSWER_WITHIN)
+        except asyncpg.DuplicatePreparedStatementError:
+            # Once made, and cancelled by somebody before that was answered.
+            await self._conn.execute(f"DEALLOCATE {statement.name}", timeout=ANSWER_WITHIN)
+            return await self._conn.prepare(statement.sql, name=statement.name, timeout=ANSWER_WITHIN)
+
+    def _trouble(self, error: BaseException, seconds: float | None) -> ServerError | WireLost:
+        """What an error of the driver means: the server refused a statement, or the wire is gone."""
+        if isinstance(error, AttributeError) and not self._hung_up:
+            raise error  # asyncpg's own only where we hung up between two of its steps
+        refused = isinstance(error, asyncpg.PostgresError) and not isinstance(error, asyncpg.PostgresConnectionError)
+        if refused and not self._conn.is_closed():
+            return ServerError(getattr(error, "sqlstate", None) or "XX000", str(error))
+        self._fail(f"no answer within {seconds} s" if isinstance(error, TimeoutError) else _text(error))
+        return WireLost(self.lost)
 
     def send(self, statement: Statement, *args: Any) -> None:
         """Begin it in a task of its own, so that no caller's cancellation reaches it."""
@@ -124,38 +157,29 @@ class AsyncpgWire:
             raise WireLost(self.lost or "hung up")
         return task.result()
 
+    def read_row(self, seconds: float) -> Row | None:
+        """Never: tasks await."""
+        raise AssertionError("asyncpg is awaited")
+
     async def run(self, sql: str, seconds: float = ANSWER_WITHIN) -> None:
         """A simple query."""
         if self.lost is not None:
             raise WireLost(self.lost)
         try:
             await self._conn.execute(sql, timeout=seconds)
-        except TimeoutError as error:
-            self._fail(f"no answer within {seconds} s")
-            raise WireLost(self.lost) from error
-        except asyncpg.PostgresConnectionError as error:
-            self._fail(_text(error))
-            raise WireLost(self.lost) from error
-        except asyncpg.PostgresError as error:
-            if self._conn.is_closed():
-                self._fail(_text(error))
-                raise WireLost(self.lost) from error
-            raise ServerError(error.sqlstate or "XX000", str(error)) from error
-        except _GONE as error:
-            self._fail(_text(error))
-            raise WireLost(self.lost) from error
+        except _TROUBLE as error:
+            raise self._trouble(error, seconds) from error
+
+    async def prepare(self, statements: Sequence[Statement], seconds: float) -> None:
+        """A task can wait for it at the first use."""
 
     async def listen(self, channel: str, seconds: float = ANSWER_WITHIN) -> None:
         """LISTEN."""
         try:
             async with asyncio.timeout(seconds):
                 await self._conn.add_listener(channel, self._note)
-        except TimeoutError as error:
-            self._fail(f"no answer within {seconds} s")
-            raise WireLost(self.lost) from error
-        except (asyncpg.PostgresError, *_GONE) as error:
-            self._fail(_text(error))
-            raise WireLost(self.lost) from error
+        except _TROUBLE as error:
+            raise self._trouble(error, seconds) from error
 
     def _note(self, _conn: object, _pid: int, channel: str, payload: object) -> None:
         self._notes.append((channel, str(payload)))
@@ -187,7 +211,6 @@ class AsyncpgWire:
         """Asyncpg reads all the time, so it notices at once."""
 
         def hung_up(_conn: object) -> None:
-            self._bell.set()
             if self.lost is None:
                 self.lost = "the server closed the connection"
                 lost(self.lost)
@@ -228,6 +251,13 @@ class AsyncpgWire:
         self.lost = self.lost or "forked"
         self._hung_up = True
         _drop(self._conn.socket)
+
+
+def _without_libpq(dsn: str) -> str:
+    """The URL without what only libpq knows: asyncpg would send it to the server as a setting."""
+    where, mark, query = dsn.partition("?")
+    kept = [one for one in query.split("&") if one.partition("=")[0] not in _ONLY_LIBPQ]
+    return where + mark + "&".join(kept)
 
 
 def _unwanted(connecting: asyncio.Task[Any]) -> None:

@@ -21,7 +21,7 @@ class Hangups:
     """Who wants to know about which socket."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # the collector may close a wire of this very thread inside
         self._calls: dict[int, Callable[[], None]] = {}
         self._poll: select.epoll | None = None
         self._thread: threading.Thread | None = None

@@ -7,8 +7,9 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import starmap
 from typing import Any, Final
 
 from psycopg import OperationalError, pq
@@ -23,6 +24,8 @@ _INTEGERS: Final = frozenset((20, 21, 23, 26))
 _FLOATS: Final = frozenset((700, 701))
 _INT8S: Final = 1016
 _BOOLS: Final = 1000
+_ONCE: Final = ((),)
+_ALREADY: Final = "42P05"
 _FINE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
 
 
@@ -36,12 +39,13 @@ class PsycopgWire:
     def __init__(self, conn: pq.abc.PGconn, *, named: bool = True) -> None:
         self._conn = conn
         self._named = named
-        self._fd = conn.socket
+        # Our own descriptor of the socket: libpq closes its when it gives up, and the number may be anybody's then.
+        self._fd = os.dup(conn.socket)
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._prepared: set[str] = set()
-        self._rows: list[Row] = []
-        self._error: ServerError | None = None
+        self._results: list[pq.abc.PGresult | None] = []
+        """Of the last statement; None at its end."""
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ringing = threading.RLock()  # a Ctrl-C may find this thread inside
         """A number that was closed may be another file's by now: nobody rings while it is closed."""
@@ -97,9 +101,9 @@ class PsycopgWire:
             named = self._named and statement.name
             if named and statement.name not in self._prepared:
                 self._prepare(statement)
-            self._rows, self._error = [], None
+            self._results = []
             if named:
-                self._conn.send_query_prepared(statement.name.encode(), [_encoded(arg) for arg in args])
+                self._conn.send_query_prepared(statement.label, [_encoded(arg) for arg in args])
             else:
                 self._conn.send_query_params(statement.sql.encode(), [_encoded(arg) for arg in args])
             self._flush()
@@ -119,15 +123,26 @@ class PsycopgWire:
 
     def _prepare(self, statement: Statement) -> None:
         self._conn.send_prepare(statement.name.encode(), statement.sql.encode())
-        self._rows, self._error = [], None
+        self._results = []
         if not self._collect(ANSWER_WITHIN):
             raise OperationalError(f"no answer within {ANSWER_WITHIN:g} s")
-        if self._error is not None:
-            raise self._error
+        try:
+            _rows_of(self._results)
+        except ServerError as error:
+            if error.code != _ALREADY:  # once made, and cancelled by somebody before that was answered
+                raise
         self._prepared.add(statement.name)
 
     async def receive(self, seconds: float | None) -> list[Row] | None:
         """Read until the answer is complete."""
+        return self._read(seconds)
+
+    def read_row(self, seconds: float) -> Row | None:
+        """The only row of an answer, for a caller that is no coroutine; None when it has not come in time."""
+        rows = self._read(seconds)
+        return None if rows is None else rows[0]
+
+    def _read(self, seconds: float | None) -> list[Row] | None:
         self._inside = True
         try:
             if self.lost is not None:
@@ -141,9 +156,7 @@ class PsycopgWire:
             raise WireLost(self.lost) from error
         finally:
             self._leave()
-        if self._error is not None:
-            raise self._error
-        return self._rows
+        return _rows_of(self._results)
 
     def _leave(self) -> None:
         self._inside = False
@@ -151,24 +164,20 @@ class PsycopgWire:
             self._hang_up()
 
     def _collect(self, seconds: float | None) -> bool:
-        conn = self._conn
+        """Read what is still to come of an answer; whoever is interrupted here can go on later, or another can."""
+        conn, results = self._conn, self._results
         until = None if seconds is None else time.monotonic() + seconds
-        while True:
+        while not results or results[-1] is not None:
             while conn.is_busy():
                 if not self._wait(select.POLLIN, until):
                     return False
                 conn.consume_input()
-            result = conn.get_result()
-            if result is None:
-                return True
-            if result.status in _FINE:
-                self._rows += _rows_of(result)
-            else:
-                code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"08006").decode()
-                text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-                self._error = ServerError(code, text)
-                if conn.status == pq.ConnStatus.BAD:
-                    raise OperationalError(text or _message(conn))
+            # One call: Ctrl-C finds a result here or in libpq, and never on the way.
+            results.extend(starmap(conn.get_result, _ONCE))
+            result = results[-1]
+            if result is not None and result.status not in _FINE and conn.status == pq.ConnStatus.BAD:
+                raise OperationalError(str(_error_of(result)) or _message(conn))
+        return True
 
     def _wait(self, events: int, until: float | None) -> bool:
         poll = self._poll
@@ -186,7 +195,7 @@ class PsycopgWire:
             if self.lost is not None:
                 raise WireLost(self.lost)
             self._conn.send_query(sql.encode())
-            self._rows, self._error = [], None
+            self._results = []
             self._flush()
         except OperationalError as error:
             self._fail(str(error).strip())
@@ -194,6 +203,11 @@ class PsycopgWire:
         finally:
             self._leave()
         await self._answered(seconds)
+
+    async def prepare(self, statements: Sequence[Statement], seconds: float) -> None:
+        """All in one message."""
+        await self.run("; ".join(f"PREPARE {one.name} AS {one.sql}" for one in statements), seconds)
+        self._prepared.update(one.name for one in statements)
 
     async def listen(self, channel: str, seconds: float = ANSWER_WITHIN) -> None:
         """LISTEN."""
@@ -268,16 +282,18 @@ class PsycopgWire:
             if self._inside:
                 _shut_down(self._fd)
                 return
-            self._fd = -1
             self._conn.finish()
+            os.close(self._fd)
             os.close(self._bell)
-            self._bell = -1
+            self._fd = self._bell = -1
 
     def after_fork(self) -> None:
         """Put the null device where the socket was: libpq's goodbye then goes nowhere."""
         if self._fd >= 0:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             os.dup2(null, self._fd, inheritable=False)
+            with suppress(OperationalError):  # libpq has closed it
+                os.dup2(null, self._conn.socket, inheritable=False)
             os.close(null)
             self.lost = self.lost or "forked"
             self._ringing = threading.RLock()
@@ -303,6 +319,8 @@ def _message(conn: pq.abc.PGconn) -> str:
 
 
 def _encoded(value: Any) -> bytes | None:
+    if type(value) is int:
+        return b"%d" % value
     if value is None:
         return None
     if isinstance(value, bool):
@@ -318,12 +336,29 @@ def _item(value: Any) -> str:
     return str(value)
 
 
-def _rows_of(result: pq.abc.PGresult) -> list[Row]:
-    kinds = [result.ftype(column) for column in range(result.nfields)]
-    return [
-        tuple(_decoded(result.get_value(row, column), kind) for column, kind in enumerate(kinds))
-        for row in range(result.ntuples)
-    ]
+def _rows_of(results: list[pq.abc.PGresult | None]) -> list[Row]:
+    """All rows of an answer; `ServerError` when it is one."""
+    first = results[0]
+    if len(results) == 2 and first is not None and first.ntuples == 1 and first.nfields == 1:
+        return [(_decoded(first.get_value(0, 0), first.ftype(0)),)]  # a lock, or its release
+    rows: list[Row] = []
+    for result in results:
+        if result is None:
+            break
+        if result.status not in _FINE:
+            raise _error_of(result)
+        kinds = [result.ftype(column) for column in range(result.nfields)]
+        rows += [
+            tuple(_decoded(result.get_value(row, column), kind) for column, kind in enumerate(kinds))
+            for row in range(result.ntuples)
+        ]
+    return rows
+
+
+def _error_of(result: pq.abc.PGresult) -> ServerError:
+    code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"08006").decode()
+    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+    return ServerError(code, text)
 
 
 def _decoded(value: bytes | None, kind: int) -> Any:

@@ -6,8 +6,8 @@ apart, so that whoever waits for the answer may leave while the statement goes o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 from takehold.core.backend import SessionLost
@@ -41,6 +41,11 @@ class Statement:
 
     name: str
     sql: str
+    label: bytes = field(init=False)
+    """The name as libpq wants it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.name.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +84,14 @@ class Wire(Protocol):
     async def receive(self, seconds: float | None) -> list[Row] | None:
         """The answer, or None when it has not come in time; then it can be asked for again."""
 
+    def read_row(self, seconds: float) -> Row | None:
+        """The only row of the answer, without a coroutine; for threads."""
+
     async def run(self, sql: str, seconds: float = ANSWER_WITHIN) -> None:
         """Several statements without parameters, unprepared; as `fetch`."""
+
+    async def prepare(self, statements: Sequence[Statement], seconds: float) -> None:
+        """Make statements known before their first use, where that would otherwise block a thread; as `fetch`."""
 
     async def listen(self, channel: str, seconds: float = ANSWER_WITHIN) -> None:
         """Hear what is sent to this channel; as `fetch`."""

@@ -13,10 +13,9 @@ from takehold.backends.check import Check
 from takehold.backends.postgres import seen
 from takehold.backends.postgres.ear import EVERYBODY, NOTIFY, Ear, Question, channel, records_of
 from takehold.backends.postgres.line import Line, parse
-from takehold.backends.postgres.proving import facts_of, prove_exclusion, prove_pooler_keeps, refuse
-from takehold.backends.postgres.seen import Held
+from takehold.backends.postgres.proving import Facts, facts_of, prove_exclusion, prove_pooler_keeps, refuse
 from takehold.backends.postgres.session import PostgresSession
-from takehold.backends.postgres.statements import INIT
+from takehold.backends.postgres.statements import FENCE_FROM, INIT
 from takehold.core.backend import Capabilities, Losses, Session
 from takehold.core.key import hashed
 from takehold.core.record import HoldRecord
@@ -26,12 +25,15 @@ from takehold.runtime import Runtime
 __all__ = ["PostgresBackend"]
 
 ANSWERS_WITHIN: Final = 0.3
+LOOK_AGAIN: Final = 0.1
 _sessions: weakref.WeakKeyDictionary[PostgresSession, Hashable] = weakref.WeakKeyDictionary()
 """Open sessions of this process: whoever wants to look uses their ear instead of a new connection."""
 _TERMINATE: Final = Statement(
     "takehold_terminate",
     """SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity
-    WHERE pid = $1::int AND (EXTRACT(epoch FROM backend_start) * 1000000)::bigint = $2::bigint""",
+    WHERE pid = $1::int AND (EXTRACT(epoch FROM backend_start) * 1000000)::bigint = $2::bigint
+        AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+            AND (classid::bigint << 32) | objid::bigint = $3::bigint)""",
 )
 _TOKEN: Final = Statement(
     "takehold_token",
@@ -102,8 +104,9 @@ class PostgresBackend:
         keeper = await line.raw(rt, left())
         wires.append(keeper)
         facts = await facts_of(keeper, left())
-        refuse(keeper, facts, self.url.split("@")[-1], pooler=self.options.pooler)
-        await keeper.run(line.settings(keeper))
+        refuse(keeper, facts, self._masked(), pooler=self.options.pooler)
+        keeper.pid = facts.pid
+        await keeper.run(line.settings(keeper), left())
         second = await line.connect(rt, left(), "-ear")
         wires.append(second)
         if self.options.pooler == "session":
@@ -111,7 +114,8 @@ class PostgresBackend:
         await prove_exclusion(keeper, second, left())
         session = PostgresSession(line, rt, losses, keeper, facts)
         session.ear = Ear(session, second)
-        await session.ear.open()
+        await keeper.prepare(session.statements.keeping, left())
+        await session.ear.open(left())
         _sessions[session] = self.identity
         return session
 
@@ -134,17 +138,29 @@ class PostgresBackend:
         except WireLost as error:
             raise BackendUnavailable(f"no connection to {self._masked()}: {error}") from error
 
+    async def _proved_visit(self, rt: Runtime, pooler: str | None = None) -> tuple[Wire, Facts]:
+        """The same, but not where nothing, or only half, can be seen."""
+        wire = await self._visit(rt)
+        try:
+            facts = await facts_of(wire, self.options.connect)
+            refuse(wire, facts, self._masked(), pooler=pooler or self.options.pooler)
+        except BaseException as error:
+            wire.close()
+            if isinstance(error, WireLost | ServerError):
+                raise BackendUnavailable(f"{self._masked()}: {error}") from error
+            raise
+        return wire, facts
+
     async def who(self, rt: Runtime) -> list[HoldRecord]:
         """Ask everybody, and add from `pg_locks` those who do not answer."""
         if (session := self._live(rt)) is not None and session.ear is not None:
             answer = await session.ear.who(ANSWERS_WITHIN)
             if answer is not None:
                 return answer
-        wire = await self._visit(rt)
+        wire, _ = await self._proved_visit(rt)
         try:
             question = await _ask(wire, rt, {"q": "who"}, None, ANSWERS_WITHIN)
-            rows: list[Held] = [one for one in await seen.everything(wire) if one.pid not in question.pids]
-            return records_of(question.lines, rows, rt)
+            return records_of(question.lines, question.unsaid(await seen.everything(wire)), rt)
         except (WireLost, ServerError) as error:
             raise BackendUnavailable(f"{self._masked()}: {error}") from error
         finally:
@@ -154,10 +170,14 @@ class PostgresBackend:
         """Ask the owner to give up exactly that hold; with `terminate`, end its session if it does not answer."""
         process, _, spot = hold_id.partition("-")
         pid, _, token = process.partition(".")
-        wire = await self._visit(rt)
+        wire, _ = await self._proved_visit(rt)
         try:
             if len(token) == 8:
-                question = await _ask(wire, rt, {"q": "evict", "hold": hold_id}, token, timeout)
+                question = await _ask(wire, rt, {"q": "evict", "hold": hold_id}, token, min(timeout, LOOK_AGAIN))
+                until = rt.now() + timeout - LOOK_AGAIN
+                # Who stops a command first answers by going away.
+                while not question.answered and await wire.fetch(_TOKEN, token, seconds=5.0) and rt.now() < until:
+                    await _heard(wire, rt, question, min(LOOK_AGAIN, until - rt.now()))
                 if question.answered or not await wire.fetch(_TOKEN, token, seconds=5.0):
                     return True
                 if terminate:
@@ -173,7 +193,8 @@ class PostgresBackend:
                 if owner and (await _ask(wire, rt, {"q": "evict", "key": key}, owner, timeout)).answered:
                     return True
                 if terminate:
-                    await wire.fetch(_TERMINATE, int(pid), int(token, 16), seconds=5.0)
+                    [(ended,)] = await wire.fetch(_TERMINATE, int(pid), int(token, 16), key, seconds=5.0)
+                    return bool(ended) or all(one.id != hold_id for one in await seen.held(wire, [key]))
             return terminate
         except (WireLost, ServerError) as error:
             raise BackendUnavailable(f"{self._masked()}: {error}") from error
@@ -188,14 +209,12 @@ class PostgresBackend:
 
     async def init(self, rt: Runtime, *, fence_from: int | None) -> str:
         """Make the schema `takehold` with the sequence that fences come from."""
-        wire = await self._visit(rt)
+        wire, facts = await self._proved_visit(rt, pooler="session")
         try:
-            refuse(wire, await facts_of(wire, 5.0), self.url, pooler="session")
-            await wire.run(f"BEGIN; SELECT pg_advisory_xact_lock(7166183340216041317); {INIT}; COMMIT")
+            if not (facts.fenced and facts.comment):  # made by another role, it would refuse to be made again
+                await wire.run(f"BEGIN; SELECT pg_advisory_xact_lock(7166183340216041317); {INIT}; COMMIT")
             if fence_from is not None:
-                await wire.run(
-                    f"SELECT setval('takehold.fence', greatest(nextval('takehold.fence'), {int(fence_from)}))"
-                )
+                await wire.run(FENCE_FROM.format(int(fence_from)))
         except (WireLost, ServerError) as error:
             raise BackendRefused(f"{self._masked()} was not prepared: {error}") from error
         finally:
@@ -213,10 +232,14 @@ async def _ask(wire: Wire, rt: Runtime, message: dict[str, Any], token: str | No
     question = Question({**message, "n": 1, "to": channel(me)}, expected)
     where = EVERYBODY if token is None else channel(token)
     await wire.fetch(NOTIFY, where, [json.dumps(question.message)], seconds=5.0)
+    await _heard(wire, rt, question, seconds)
+    return question
+
+
+async def _heard(wire: Wire, rt: Runtime, question: Question, seconds: float) -> None:
     until = rt.now() + seconds
     while not question.done and rt.now() < until:
         for _, text in await wire.hear(until - rt.now()):
             answer = json.loads(text)
             if answer.get("a") == 1:
                 question.take(answer)
-    return question

@@ -10,7 +10,7 @@ import json
 import logging
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from takehold.backends._drivers.wire import ServerError, Statement, Wire, WireLost
@@ -53,14 +53,25 @@ def parts_of(message: dict[str, Any], lines: list[list[Any]]) -> list[str]:
     """An answer in texts that fit into notifications; each can be read alone."""
     parts: list[list[list[Any]]] = [[]]
     size = 0
-    for line in lines:
-        length = len(json.dumps(line).encode()) + 2
+    for line in map(_fitting, lines):
+        length = len(_text(line).encode()) + 2
         if size + length > MAX_PART - 400 and parts[-1]:
             parts.append([])
             size = 0
         parts[-1].append(line)
         size += length
-    return [json.dumps({**message, "of": len(parts), "lines": part}) for part in parts]
+    return [_text({**message, "of": len(parts), "lines": part}) for part in parts]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _fitting(line: list[Any]) -> list[Any]:
+    """A line that fits into one notification: control characters take six letters each."""
+    if len(_text(line).encode()) <= MAX_PART - 400:
+        return line
+    return [item[:200] + "..." if isinstance(item, str) and len(item) > 200 else item for item in line]
 
 
 @dataclass(eq=False)
@@ -77,9 +88,15 @@ class Question:
     def take(self, answer: dict[str, Any]) -> None:
         """One part of one answer."""
         self.lines += [PostgresLine.read(answer["from"], line) for line in answer["lines"]]
-        self.pids.update(answer["pids"])
         left = self.answered.get(answer["from"], answer["of"]) - 1
         self.answered[answer["from"]] = left
+        if left <= 0:
+            self.pids.update(answer["pids"])
+
+    def unsaid(self, rows: list[Held]) -> list[Held]:
+        """Of what the server knows, what no owner has told: of an answer that came in part the rest, too."""
+        told = {(line.process, line.key_id) for line in self.lines}
+        return [one for one in rows if one.pid not in self.pids and (one.token, one.key) not in told]
 
     @property
     def done(self) -> bool:
@@ -104,16 +121,19 @@ class Ear:
         self._verdicts: weakref.WeakKeyDictionary[Seat, str] = weakref.WeakKeyDictionary()
         self.closed = False
 
-    async def open(self) -> None:
+    async def open(self, seconds: float) -> None:
         """Begin to listen."""
-        await self._wire.listen(EVERYBODY)
-        await self._wire.listen(channel(self.token))
+        await self._listen(seconds)
         self.rt.spawn(_listen(self), "takehold-ear")
 
+    async def _listen(self, seconds: float) -> None:
+        await self._wire.listen(EVERYBODY, seconds)
+        await self._wire.listen(channel(self.token), seconds)
+
     def close(self) -> None:
-        """Stop, from any thread; the listener itself hangs up."""
+        """Stop, from any thread. Hang up at once: a loop that is about to end may not run the listener again."""
         self.closed = True
-        self._wire.nudge()
+        self._wire.close()
 
     def after_fork(self) -> None:
         """The child's copy of the socket."""
@@ -167,7 +187,7 @@ class Ear:
         question = await self._ask({"q": "chain", "keys": [want.place]}, tokens, OWNER_ANSWERS_WITHIN * 0.8)
         lines = [line for line in question.lines if line.held and line.key_id == want.place]
         known = [line.record(self.rt) for line in lines]
-        return known + [one.record(self.rt, want) for one in held if one.pid not in question.pids]
+        return known + [one.record(self.rt, want) for one in question.unsaid(held)]
 
     async def who(self, seconds: float) -> list[HoldRecord] | None:
         """Everybody, by their own account or the server's; None when we cannot ask."""
@@ -176,8 +196,7 @@ class Ear:
 
     async def _who(self, seconds: float) -> list[HoldRecord]:
         question = await self._ask({"q": "who"}, [], seconds, await seen.ears(self._wire))
-        rows = [one for one in await seen.everything(self._wire) if one.pid not in question.pids]
-        return records_of(question.lines, rows, self.rt)
+        return records_of(question.lines, question.unsaid(await seen.everything(self._wire)), self.rt)
 
     async def cancel(self, pid: int) -> bool:
         """Cancel what a server process of ours is doing; False when the server could not be asked in time."""
@@ -230,18 +249,20 @@ class Ear:
     # -- answering -----------------------------------------------------------------------------------
 
     async def _hear(self, seconds: float) -> None:
-        """Wait for notifications, and deal with each."""
+        """Wait for notifications, and deal with each. Anybody may send one: what makes no sense costs nothing."""
         for _, text in await self._wire.hear(seconds):
             try:
                 message = json.loads(text)
-            except ValueError:
-                continue
-            if "a" in message:
-                question = self._questions.get(message["a"])
-                if question is not None:
-                    question.take(message)
-            elif "q" in message:
-                await self._answer(message)
+                if "a" in message:
+                    question = self._questions.get(message["a"])
+                    if question is not None:
+                        question.take(message)
+                elif "q" in message:
+                    await self._answer(message)
+            except WireLost:
+                raise
+            except (ServerError, ValueError, TypeError, LookupError, AttributeError) as error:
+                log.warning("cannot make sense of %.200r: %s", text, error, extra={"event": "ear.puzzled"})
 
     async def _answer(self, message: dict[str, Any]) -> None:
         session = self._weakly()
@@ -308,7 +329,7 @@ class Ear:
                 done.set()
         session = self._weakly()
         if session is not None and session.lost is None:
-            with_many = session.held > WATCH_FROM
+            with_many = session.held > min(WATCH_FROM, session.max_held // 2)
             session.elsewhere = await seen.count(self._wire) if with_many else 0
 
     async def _reconnect(self) -> None:
@@ -317,8 +338,7 @@ class Ear:
             await self.rt.sleep(backoff.next())
             try:
                 self._wire = await self._line.connect(self.rt, self._line.options.connect, "-ear")
-                await self._wire.listen(EVERYBODY)
-                await self._wire.listen(channel(self.token))
+                await self._listen(self._line.options.connect)
             except (WireLost, ServerError):
                 continue
             return
@@ -345,6 +365,9 @@ async def _listen(ear: Ear) -> None:
                 await ear.tick()
             except WireLost:
                 continue
+            except ServerError as error:
+                log.warning("a look at the server failed: %s", error, extra={"event": "ear.failed"})
+                await ear.rt.sleep(TICK)
     except BaseException:
         # The loop is being closed around us: what else is open on it must be closed now, too.
         ear.end_session()
@@ -355,12 +378,12 @@ async def _listen(ear: Ear) -> None:
 
 def records_of(lines: list[PostgresLine], silent: list[Held], rt: Runtime) -> list[HoldRecord]:
     """Holders and waiters as `who` shows them, with who is in whose way."""
-    holders = [line for line in lines if line.held]
-    return [
-        line.record(rt, tuple(other.id for other in holders if not line.held and _in_the_way(other, line)))
-        for line in lines
-    ] + [one.record(rt, None) for one in silent]
+    holders = [(line.id, line.key_id, line.shared) for line in lines if line.held]
+    holders += [(one.id, one.key, one.shared) for one in silent if one.granted]
 
+    def ahead(key: int, shared: bool) -> tuple[str, ...]:
+        return tuple(id for id, held, together in holders if held == key and not (together and shared))
 
-def _in_the_way(holder: PostgresLine, waiter: PostgresLine) -> bool:
-    return holder.key_id == waiter.key_id and not (holder.shared and waiter.shared)
+    return [line.record(rt, () if line.held else ahead(line.key_id, line.shared)) for line in lines] + [
+        replace(one.record(rt, None), blocked_by=() if one.granted else ahead(one.key, one.shared)) for one in silent
+    ]

@@ -7,10 +7,10 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from takehold.backends._drivers.wire import Target, Wire, connect
-from takehold.backends.postgres.proving import settings_for
+from takehold.backends.postgres.proving import pid_of, settings_for
 from takehold.errors import UsageError
 from takehold.runtime import Runtime
 
@@ -57,8 +57,9 @@ def parse(url: str) -> tuple[str, Options]:
                 raise UsageError(f"?{name}= takes a number above 0, not {value!r}")
         else:
             theirs.append((name, value))
-    plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(theirs), ""))
-    return plain, Options(**ours)  # type: ignore[arg-type]
+    # By hand: `urlunsplit` drops the slashes of an empty host, and libpq takes no plus for a space.
+    query = "?" + urlencode(theirs, safe="/", quote_via=quote) if theirs else ""
+    return f"postgresql://{parts.netloc}{parts.path}{query}", Options(**ours)  # type: ignore[arg-type]
 
 
 def _host() -> str:
@@ -85,14 +86,19 @@ class Line:
 
     async def raw(self, rt: Runtime, seconds: float, role: str = "") -> Wire:
         """A connection as the server gives it."""
+        return await connect(rt, self._target(role), seconds)
+
+    def _target(self, role: str) -> Target:
         name = f"takehold{role} {self.token} {_host()}:{os.getpid()}"[:NAME_BYTES]
-        return await connect(rt, Target(self.url, name, self.options.silence), seconds)
+        return Target(self.url, name, self.options.silence)
 
     async def connect(self, rt: Runtime, seconds: float, role: str = "") -> Wire:
         """A connection set up for locks."""
         wire = await self.raw(rt, seconds, role)
         try:
-            await wire.run(self.settings(wire))
+            await wire.run(self.settings(wire), seconds)
+            if self.options.pooler is not None:
+                wire.pid = await pid_of(wire, seconds)
         except BaseException:
             wire.close()
             raise
@@ -101,4 +107,5 @@ class Line:
     def settings(self, wire: Wire) -> str:
         """What a connection needs before it may lock."""
         silence = int(self.options.silence * 1000)
-        return settings_for(wire, check_ms=min(500, silence), user_timeout_ms=silence)
+        idle = self._target("").idle
+        return settings_for(wire, check_ms=min(500, silence), user_timeout_ms=silence, idle=idle)

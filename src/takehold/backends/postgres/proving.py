@@ -11,7 +11,7 @@ from takehold.backends._drivers.wire import ServerError, Statement, Wire
 from takehold.backends.postgres.statements import FORMAT
 from takehold.errors import BackendRefused
 
-__all__ = ["Facts", "facts_of", "prove_exclusion", "prove_pooler_keeps", "refuse", "settings_for"]
+__all__ = ["Facts", "facts_of", "pid_of", "prove_exclusion", "prove_pooler_keeps", "refuse", "settings_for"]
 
 POOLER: Final = (
     "there is a connection pooler between us and Postgres (the server process is {there}, the connection says {here}): "
@@ -19,20 +19,19 @@ POOLER: Final = (
     "session; or, for a pooler in session mode, say ?pooler=session"
 )
 STANDBY: Final = "this server is a standby: it grants advisory locks that nobody else sees. Connect to the primary"
+# Without names: through a pooler that we are about to refuse they would stay behind, and be in the way next time.
 _FACTS: Final = Statement(
-    "takehold_facts",
+    "",
     """SELECT pg_backend_pid(), pg_is_in_recovery(),
     current_setting('max_locks_per_transaction')::bigint
         * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),
     COALESCE(has_sequence_privilege(to_regclass('takehold.fence'), 'USAGE'), false),
     obj_description(to_regnamespace('takehold'), 'pg_namespace'), current_database()::text""",
 )
-_TRY: Final = Statement("takehold_prove_try", "SELECT pg_try_advisory_lock($1::bigint)")
-_TRY_BOTH: Final = Statement(
-    "takehold_prove_both", "SELECT pg_try_advisory_lock($1::bigint), pg_try_advisory_lock_shared($1::bigint)"
-)
-_UNLOCK: Final = Statement("takehold_prove_unlock", "SELECT pg_advisory_unlock($1::bigint)")
-_PID: Final = Statement("takehold_prove_pid", "SELECT pg_backend_pid()")
+_TRY: Final = Statement("", "SELECT pg_try_advisory_lock($1::bigint)")
+_TRY_BOTH: Final = Statement("", "SELECT pg_try_advisory_lock($1::bigint), pg_try_advisory_lock_shared($1::bigint)")
+_UNLOCK: Final = Statement("", "SELECT pg_advisory_unlock($1::bigint)")
+_PID: Final = Statement("", "SELECT pg_backend_pid()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,12 @@ async def facts_of(wire: Wire, seconds: float) -> Facts:
     """Ask."""
     [row] = await wire.fetch(_FACTS, seconds=seconds)
     return Facts(*row)
+
+
+async def pid_of(wire: Wire, seconds: float) -> int:
+    """The server process itself: a pooler in between has told a number of its own."""
+    [row] = await wire.fetch(_PID, seconds=seconds)
+    return int(row[0])
 
 
 def refuse(wire: Wire, facts: Facts, url: str, *, pooler: str | None) -> None:
@@ -88,9 +93,9 @@ async def prove_pooler_keeps(one: Wire, busy: Wire, seconds: float) -> None:
     """A pooler in session mode keeps one server process for us, also while another client works."""
     pids = set()
     for _ in range(3):
-        await busy.run("BEGIN")
+        await busy.run("BEGIN", seconds)
         pids |= {row[0] for row in await one.fetch(_PID, seconds=seconds)}
-        await busy.run("COMMIT")
+        await busy.run("COMMIT", seconds)
         pids |= {row[0] for row in await one.fetch(_PID, seconds=seconds)}
     if len(pids) != 1:
         raise BackendRefused(
@@ -99,23 +104,27 @@ async def prove_pooler_keeps(one: Wire, busy: Wire, seconds: float) -> None:
         )
 
 
-def settings_for(wire: Wire, *, check_ms: int, user_timeout_ms: int) -> str:
+def settings_for(wire: Wire, *, check_ms: int, user_timeout_ms: int, idle: int) -> str:
     """What a lock session needs, whatever the role or the database is set to."""
     settings = {
+        "search_path": "pg_catalog",
         "client_min_messages": "error",
         "statement_timeout": "0",
         "lock_timeout": "0",
         "idle_in_transaction_session_timeout": "0",
-        "tcp_keepalives_idle": "3",
+        "tcp_keepalives_idle": str(idle),
         "tcp_keepalives_interval": "1",
         "tcp_keepalives_count": "3",
         "tcp_user_timeout": str(user_timeout_ms),
         "synchronous_commit": "on",
         "default_transaction_isolation": "read committed",
+        "default_transaction_read_only": "off",
         "plan_cache_mode": "force_generic_plan",
         "jit": "off",
     }
     if wire.server_version >= 140_000:
         settings["idle_session_timeout"] = "0"
         settings["client_connection_check_interval"] = str(check_ms)
+    if wire.server_version >= 170_000:
+        settings["transaction_timeout"] = "0"  # a wait is a transaction
     return "; ".join(f"SET {name} = '{value}'" for name, value in settings.items())

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from takehold.backends._drivers.wire import Row, ServerError, Statement, Wire, WireLost
 from takehold.backends.postgres.line import Line
+from takehold.backends.postgres.plan import BUSY, NotHeldThere, Plan
 from takehold.backends.postgres.proving import Facts
-from takehold.backends.postgres.statements import UNLOCK, UNLOCK_ALL, UNLOCK_SHARED, Statements, statements
+from takehold.backends.postgres.statements import UNLOCK, UNLOCK_ALL, UNLOCK_SHARED, statements
 from takehold.backends.postgres.waiters import OUT_OF_MEMORY, PostgresTurn, Waiters
 from takehold.core.backend import Ask, Grant, Granted, Losses, Refused, Releasable, SessionLost, Unanswered
 from takehold.core.combine import Combiner
@@ -23,7 +24,7 @@ from takehold.core.record import HoldRecord
 from takehold.core.seat import Seat
 from takehold.core.want import EXCLUSIVE, Want
 from takehold.errors import BackendRefused, BackendUnavailable
-from takehold.runtime import Runtime
+from takehold.runtime import Runtime, run
 
 if TYPE_CHECKING:
     from takehold.backends.postgres.ear import Ear
@@ -32,96 +33,13 @@ __all__ = ["PostgresSession"]
 
 ATTEMPTS: Final = 3
 """How often a statement is sent again that somebody else has cancelled."""
-BUSY: Final[Granted] = ()
-
-
-class _Plan:
-    """One statement on its way: what it releases, what it asks for, and how to read its answer."""
-
-    def __init__(self, releases: Sequence[Releasable], asks: Sequence[Ask]) -> None:
-        self.freed: tuple[list[int], list[int]] = [], []
-        self.tries: tuple[list[int], list[int]] = [], []
-        self.walk: tuple[list[int], list[bool], list[bool]] = [], [], []
-        self.asks = asks
-        self.attempt = 1
-        self.sent = UNLOCK
-        freed, freed_shared = self.freed
-        for grant in releases:
-            want = grant.want
-            (freed if want.mode is EXCLUSIVE else freed_shared).append(want.place)
-        tries, tries_shared = self.tries
-        for ask in asks:
-            if len(ask.wants) == 1:
-                want = ask.wants[0]
-                (tries if want.mode is EXCLUSIVE else tries_shared).append(want.place)
-            else:
-                self._add_walk(ask)
-
-    def _add_walk(self, ask: Ask) -> None:
-        keys, shared, first = self.walk
-        for want in ask.wants:
-            keys.append(want.place)
-            shared.append(want.mode is not EXCLUSIVE)
-            first.append(want is ask.wants[0])
-
-    def statement(self, known: Statements) -> tuple[Statement, tuple[Any, ...]] | None:
-        """The smallest statement that carries it all; None when there is nothing to send."""
-        freed, freed_shared = self.freed
-        tries, tries_shared = self.tries
-        if self.walk[0]:
-            return known.walk, (*self.freed, *self.tries, *self.walk)
-        if tries_shared or len(tries) > 1 or (tries and (freed_shared or len(freed) > 1)):
-            return known.batch, (*self.freed, *self.tries)
-        if tries:
-            return (known.ride, (freed[0], tries[0])) if freed else (known.one, (tries[0],))
-        if len(freed) + len(freed_shared) > 1:
-            return UNLOCK_ALL, self.freed
-        if freed or freed_shared:
-            return (UNLOCK, (freed[0],)) if freed else (UNLOCK_SHARED, (freed_shared[0],))
-        return None
-
-    def read(self, statement: Statement, known: Statements, row: Row) -> list[Granted]:
-        """What each ask was granted; `_Unknown` when a release was not known to the server."""
-        if statement is known.one:
-            return [BUSY if row[0] is None else (row[0],)]
-        if statement is known.ride or statement is UNLOCK or statement is UNLOCK_SHARED:
-            if row[0] is not True:
-                raise _Unknown
-            return [BUSY if row[1] is None else (row[1],)] if statement is known.ride else []
-        if row[0] != 0:
-            raise _Unknown
-        if len(row) == 1:
-            return []
-        if len(row[1]) == len(self.asks):
-            return [BUSY if fence is None else (fence,) for fence in row[1]]
-        single, shared, walked = (iter(fences) for fences in (*row[1:], ())[:3])
-        answers: list[Granted] = []
-        for ask in self.asks:
-            if len(ask.wants) > 1:
-                answers.append([fence for fence in [next(walked) for _ in ask.wants] if fence is not None])
-            else:
-                fence = next(single if ask.wants[0].mode is EXCLUSIVE else shared)
-                answers.append(BUSY if fence is None else (fence,))
-        return answers
-
-    @property
-    def keys(self) -> tuple[list[int], list[int]]:
-        """Everything that this statement may have locked, or not unlocked."""
-        walked = list(zip(self.walk[0], self.walk[1], strict=True))
-        return (
-            [*self.freed[0], *self.tries[0], *(key for key, shared in walked if not shared)],
-            [*self.freed[1], *self.tries[1], *(key for key, shared in walked if shared)],
-        )
-
-
-class _Unknown(Exception):
-    """The server did not know a key that we gave back: it was not ours, who knows since when."""
 
 
 class PostgresSession:
     """Keeper, waiters, ear."""
 
     instant = False
+    quick = True
     board = None
     usable = True
 
@@ -150,8 +68,10 @@ class PostgresSession:
         self.elsewhere = 0
         """Locks of everybody, as last seen by the ear."""
         self._blocking = rt.face == "threads"
-        self._plan: _Plan | None = None
-        self._beside: dict[int, Granted] = {}
+        self._plan: Plan | None = None
+        self._quickly: tuple[Statement, Sequence[Releasable], Ask | None] | None = None
+        self._elsewhere: dict[int, Granted] = {}
+        """Answers of the running statement that do not come from the keeper, by their place."""
         self._watch(keeper)
 
     def _watch(self, keeper: Wire) -> None:
@@ -168,22 +88,40 @@ class PostgresSession:
     @property
     def in_flight(self) -> bool:
         """Whether an answer is still to come."""
-        return self._plan is not None
+        return self._plan is not None or self._quickly is not None
 
     def admit(self, count: int) -> None:
         """Stay away from the end of the server's lock table: beyond it nobody can even connect."""
         own = self.held + len(self.kept) + count
         if own > self.max_held:
-            raise BackendRefused(
-                f"this process would hold {own} locks, its limit is {self.max_held} of the "
-                f"{self.facts.capacity} that the server's lock table is sure to hold; say ?max_held=N, or raise "
-                "max_locks_per_transaction"
-            )
+            raise self._too_many(own)
         if self.elsewhere + count > self.facts.capacity // 2:
             raise BackendRefused(
                 f"the server holds {self.elsewhere} locks, half of the {self.facts.capacity} that its table is sure "
                 "to hold: beyond that it refuses everybody, also new connections. Raise max_locks_per_transaction"
             )
+
+    def _too_many(self, own: int) -> BackendRefused:
+        return BackendRefused(
+            f"this process would hold {own} locks, its limit is {self.max_held} of the "
+            f"{self.facts.capacity} that the server's lock table is sure to hold; say ?max_held=N, or raise "
+            "max_locks_per_transaction"
+        )
+
+    def _admitted(self, asks: Sequence[Ask], freed: int) -> Sequence[Ask]:
+        """Who was let in one by one may be too many together: those who do not fit are refused."""
+        held = self.held + len(self.kept) - freed
+        if held + sum([len(ask.wants) for ask in asks]) <= self.max_held:
+            return asks
+        fitting = []
+        for ask in asks:
+            held += len(ask.wants)
+            if held <= self.max_held:
+                fitting.append(ask)
+            else:
+                ask.error = self._too_many(held)
+                held -= len(ask.wants)
+        return fitting
 
     async def apply(self, releases: Sequence[Releasable], asks: Sequence[Ask], seconds: float) -> list[Granted]:
         """One statement on the keeper; what waiting connections keep is given back first, on those."""
@@ -192,17 +130,21 @@ class PostgresSession:
             await self.waiters.unlock(others)
         if self.lost is not None:
             raise SessionLost(self.lost)
-        self._beside = {}
+        elsewhere: dict[int, Granted] = {}
+        fitting = self._admitted(asks, len(releases))
         for index, ask in enumerate(asks):
-            if ask.beside:
+            if ask.error is not None:
+                elsewhere[index] = BUSY
+            elif ask.beside:
                 # On the keeper it would re-enter. Its further keys are asked for again, by themselves.
                 grant = await self.waiters.try_now(ask.wants[0])
-                self._beside[index] = BUSY if grant is None else (grant,)
-        if self._beside:
-            asks = [ask for ask in asks if not ask.beside]
-        return await self._sent(_Plan(releases, asks), seconds)
+                elsewhere[index] = BUSY if grant is None else (grant,)
+        self._elsewhere = elsewhere
+        if elsewhere:
+            fitting = [ask for ask in fitting if not ask.beside]
+        return await self._sent(Plan(releases, fitting), seconds)
 
-    async def _sent(self, plan: _Plan, seconds: float) -> list[Granted]:
+    async def _sent(self, plan: Plan, seconds: float) -> list[Granted]:
         found = plan.statement(self.statements)
         if found is None:
             return self._merged([])
@@ -217,15 +159,101 @@ class PostgresSession:
             self._plan = plan
             return await self._received(plan, seconds)
         try:
-            rows = await self.keeper.fetch(plan.sent, *args, seconds=self.options.reply)
+            rows = await self.keeper.fetch(plan.sent, *args)  # `overdue` sees to its end
         except ServerError as error:
             return await self._refused(plan, error)
         except WireLost as error:
             self._gone(error)
         return self._read(plan, rows[0])
 
+    def carries(self, releases: Sequence[Releasable], ask: Ask) -> bool:
+        """A release of the keeper and a key, both exclusive; or a key alone."""
+        if ask.beside or len(ask.wants) != 1 or len(releases) > 1:
+            return False
+        if not releases:
+            return True
+        one = releases[0]
+        return one.handle is None and one.want.mode is EXCLUSIVE and ask.wants[0].mode is EXCLUSIVE
+
+    async def fetch_quickly(self, releases: Sequence[Releasable], ask: Ask) -> Granted:
+        """One statement for one task that finds the keeper idle, and the release of the one before."""
+        if self.lost is not None:
+            raise SessionLost(self.lost)
+        known, want = self.statements, ask.wants[0]
+        statement = known.one if want.mode is EXCLUSIVE else known.one_shared
+        try:
+            if releases:
+                statement = known.ride
+                [row] = await self.keeper.fetch(statement, releases[0].want.place, want.place)
+            else:
+                [row] = await self.keeper.fetch(statement, want.place)
+        except ServerError as error:
+            return (await self._refused(self._planned(statement, releases, ask), error))[0]
+        except WireLost as error:
+            self._gone(error)
+        if releases:
+            if row[0] is not True:
+                self._unknown()
+            self.held -= 1
+            self.room += 1
+        fence = row[-1]
+        if fence is None:
+            return BUSY
+        self.held += 1
+        self.room -= 1
+        return (fence if self.fenced else None,)
+
+    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask | None, seconds: float) -> Granted:
+        """One release or one single key of a thread that has the keeper for itself."""
+        if self.lost is not None:
+            raise SessionLost(self.lost)
+        known, keeper = self.statements, self.keeper
+        want = releases[0].want if ask is None else ask.wants[0]
+        exclusive = want.mode is EXCLUSIVE
+        if ask is None:
+            statement = UNLOCK if exclusive else UNLOCK_SHARED
+        else:
+            statement = known.one if exclusive else known.one_shared
+        try:
+            keeper.send(statement, want.place)
+            self._quickly = statement, releases, ask
+            row = keeper.read_row(min(seconds, self.options.reply))
+        except WireLost as error:
+            self._quickly = None
+            self._gone(error)
+        except ServerError as error:
+            self._quickly = None
+            return run(self._refused(self._planned(statement, releases, ask), error))[0] if ask is not None else ()
+        if row is None:
+            raise Unanswered
+        granted: Granted = ()
+        if ask is None:
+            if row[0] is not True:
+                self._unknown()
+            self.held -= 1
+            self.room += 1
+        elif row[0] is not None:
+            granted = row if self.fenced else (None,)
+            self.held += 1
+            self.room -= 1
+        self._quickly = None
+        return granted
+
+    def overdue(self, seconds: float) -> None:
+        """No answer for too long: nothing that this session says later can be believed."""
+        if seconds > self.options.reply:
+            self.die(f"the server did not answer within {self.options.reply:g} s")
+
+    def _planned(self, statement: Statement, releases: Sequence[Releasable], ask: Ask | None) -> Plan:
+        plan = Plan(releases, () if ask is None else (ask,))
+        plan.sent = statement
+        self._elsewhere = {}
+        return plan
+
     async def answer(self) -> list[Granted]:
         """Read on where somebody had to leave."""
+        if self._quickly is not None:
+            self._plan, self._quickly = self._planned(*self._quickly), None
         assert self._plan is not None
         try:
             return await self._received(self._plan, self.options.reply)
@@ -233,7 +261,7 @@ class PostgresSession:
             self.die(f"the server did not answer within {self.options.reply:g} s")
             raise SessionLost(self.lost) from None
 
-    async def _received(self, plan: _Plan, seconds: float) -> list[Granted]:
+    async def _received(self, plan: Plan, seconds: float) -> list[Granted]:
         try:
             rows = await self.keeper.receive(min(seconds, self.options.reply))
         except ServerError as error:
@@ -248,21 +276,24 @@ class PostgresSession:
         self._plan = None
         return answers
 
-    def _read(self, plan: _Plan, row: Row) -> list[Granted]:
+    def _read(self, plan: Plan, row: Row) -> list[Granted]:
         try:
             answers = plan.read(plan.sent, self.statements, row)
-        except _Unknown:
-            self.die("the server did not know a key that was given back: this session cannot be trusted")
-            raise SessionLost(self.lost) from None
+        except NotHeldThere:
+            self._unknown()
         self.held += sum(map(len, answers)) - len(plan.freed[0]) - len(plan.freed[1])
         self.room = min(self.max_held - self.held - len(self.kept), self.facts.capacity // 2 - self.elsewhere)
         if not self.fenced:
             answers = [(None,) * len(granted) for granted in answers]
         return self._merged(answers)
 
+    def _unknown(self) -> NoReturn:
+        self.die("the server did not know a key that was given back: this session cannot be trusted")
+        raise SessionLost(self.lost)
+
     def _merged(self, answers: list[Granted]) -> list[Granted]:
-        """With what was asked for elsewhere, where it belongs."""
-        for index, granted in self._beside.items():
+        """With what was not asked of the keeper, where it belongs."""
+        for index, granted in self._elsewhere.items():
             answers.insert(index, granted)
         return answers
 
@@ -270,7 +301,7 @@ class PostgresSession:
         self.die(str(error))
         raise SessionLost(self.lost) from error
 
-    async def _refused(self, plan: _Plan, error: ServerError) -> list[Granted]:
+    async def _refused(self, plan: Plan, error: ServerError) -> list[Granted]:
         """A failed statement has unlocked and locked who knows what: undo all of it, then try again or tell."""
         exclusive, shared = plan.keys
         try:
@@ -309,9 +340,9 @@ class PostgresSession:
 
     async def cancel(self, wire: Wire) -> None:
         """End the wait that runs on this connection; its outcome is still to be received."""
-        if self._blocking:
-            await wire.cancel()
-        elif self.ear is None or not await self.ear.cancel(wire.pid):
+        # Over the ear: a cancel request of libpq waits for ever where the server does not answer, and asyncpg's
+        # forgets the outcome.
+        if self.ear is None or not await self.ear.cancel(wire.pid):
             raise WireLost("could not be cancelled")
 
     # -- losing and ending ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Final
 
 from takehold.backends._drivers.wire import Statement
 
-__all__ = ["FORMAT", "INIT", "UNFENCED", "Statements", "statements"]
+__all__ = ["FENCE_FROM", "FORMAT", "INIT", "UNFENCED", "Statements", "statements"]
 
 FORMAT: Final = 1
 """Of the schema `takehold`: the sequence, its step, its name."""
@@ -41,6 +41,16 @@ class Statements:
     """Stand in the server's queue for one key, for so long."""
     wait_shared: Statement
 
+    @property
+    def keeping(self) -> tuple[Statement, ...]:
+        """What a keeper sends."""
+        return (self.one, self.one_shared, self.ride, self.batch, self.walk, UNLOCK, UNLOCK_SHARED, UNLOCK_ALL)
+
+    @property
+    def waiting(self) -> tuple[Statement, ...]:
+        """What a waiting connection sends."""
+        return (self.wait, self.wait_shared, self.one, self.one_shared, UNLOCK, UNLOCK_SHARED)
+
 
 def statements(fenced: bool) -> Statements:
     """The statements of one session."""
@@ -48,16 +58,17 @@ def statements(fenced: bool) -> Statements:
     tries = f"""
     ARRAY(SELECT CASE WHEN pg_try_advisory_lock(k) THEN {fence} END FROM unnest($3::bigint[]) AS t(k)),
     ARRAY(SELECT CASE WHEN pg_try_advisory_lock_shared(k) THEN {fence} END FROM unnest($4::bigint[]) AS t(k))"""  # noqa: S608 - put together from constants
-    # $5 keys, $6 which of them shared, $7 which of them are the first of their caller.
-    walk = f"""
-    ARRAY(WITH RECURSIVE walk(i, fence) AS (
-        SELECT 0, NULL::bigint
-        UNION ALL
-        SELECT i + 1, CASE WHEN ($7::boolean[])[i + 1] OR fence IS NOT NULL THEN
-            CASE WHEN CASE WHEN ($6::boolean[])[i + 1] THEN pg_try_advisory_lock_shared(($5::bigint[])[i + 1])
-                ELSE pg_try_advisory_lock(($5::bigint[])[i + 1]) END THEN {fence} END END
-        FROM walk WHERE i < cardinality($5::bigint[])
-    ) SELECT fence FROM walk WHERE i > 0 ORDER BY i)"""  # noqa: S608
+    # $5 keys, $6 which of them shared, $7 and $8 where each caller's begin and end. A row that was locked does not
+    # pass the filter, so the first one that passes is the first busy one, and no key behind it is touched.
+    walk = """
+    (SELECT array_agg(COALESCE(busy, 0) ORDER BY o) FROM walked), (SELECT array_agg(fence ORDER BY o) FROM walked)"""
+    walked = f"""WITH walked AS MATERIALIZED (
+        SELECT a.o, b.busy, CASE WHEN b.busy IS DISTINCT FROM 1 THEN {fence} END AS fence
+        FROM unnest($7::int[], $8::int[]) WITH ORDINALITY AS a(first, last, o) CROSS JOIN LATERAL (
+            SELECT (SELECT t.n FROM unnest(($5::bigint[])[a.first:a.last], ($6::boolean[])[a.first:a.last])
+                WITH ORDINALITY AS t(k, s, n)
+                WHERE NOT CASE WHEN t.s THEN pg_try_advisory_lock_shared(t.k) ELSE pg_try_advisory_lock(t.k) END
+                LIMIT 1) AS busy OFFSET 0) AS b)"""  # noqa: S608
 
     def named(name: str, sql: str) -> Statement:
         return Statement(f"takehold_{name}_{kind}", sql)
@@ -77,16 +88,24 @@ def statements(fenced: bool) -> Statements:
             f"SELECT pg_advisory_unlock($1::bigint), CASE WHEN pg_try_advisory_lock($2::bigint) THEN {fence} END",
         ),
         batch=named("batch", f"SELECT {_FREED}, {tries}"),
-        walk=named("walk", f"SELECT {_FREED}, {tries}, {walk}"),
+        walk=named("walk", f"{walked} SELECT {_FREED}, {tries}, {walk}"),
         wait=named("wait", waiting("pg_advisory_lock")),
         wait_shared=named("wait_shared", waiting("pg_advisory_lock_shared")),
     )
 
 
 INIT: Final = f"""
+SET LOCAL transaction_read_only = off;
 CREATE SCHEMA IF NOT EXISTS takehold;
 COMMENT ON SCHEMA takehold IS 'takehold format {FORMAT}';
 CREATE SEQUENCE IF NOT EXISTS takehold.fence AS bigint INCREMENT BY {FENCE_STEP} MINVALUE 1 START 1 CACHE 1;
 GRANT USAGE ON SCHEMA takehold TO PUBLIC;
 GRANT USAGE, SELECT ON SEQUENCE takehold.fence TO PUBLIC;
 """
+FENCE_FROM: Final = f"""
+BEGIN READ WRITE;
+ALTER SEQUENCE takehold.fence INCREMENT BY {FENCE_STEP};
+SELECT setval('takehold.fence', greatest(last_value, {{}})) FROM takehold.fence;
+COMMIT
+"""  # noqa: S608 - put together from numbers
+"""The first line with a sequence keeps others from it: one that draws a fence meanwhile would see it go back."""

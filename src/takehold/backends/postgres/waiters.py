@@ -18,7 +18,7 @@ from takehold.core.backend import Ask, Grant, Releasable
 from takehold.core.combine import ANSWER_WITHIN
 from takehold.core.deadline import Backoff, Deadline
 from takehold.core.want import EXCLUSIVE, Want
-from takehold.errors import BackendRefused
+from takehold.errors import BackendRefused, BackendUnavailable
 
 if TYPE_CHECKING:
     from takehold.backends.postgres.session import PostgresSession
@@ -41,9 +41,10 @@ class Waiters:
         # Weakly: the session has us.
         self._weakly = weakref.ref(session)
         self._mutex = session.rt.mutex()
-        self._free: deque[Wire] = deque()
         self.wires: list[Wire] = []
-        self._opening = 0
+        self._users: dict[Wire, object] = {}
+        """Who has which connection. Taking and leaving one is one step each: Ctrl-C finds it with its user, or free."""
+        self._opening: set[object] = set()
         self._wanting: deque[PostgresTurn] = deque()
         """Keys without a connection, longest waiting first."""
 
@@ -53,40 +54,51 @@ class Waiters:
         assert session is not None
         return session
 
-    async def get(self, turn: PostgresTurn | None) -> Wire | None:
-        """A connection that holds nothing, or None when all are in use; then the turn is next in line for one."""
-        with self._mutex:
-            if turn is not None and self._wanting and self._wanting[0] is not turn:
-                if turn not in self._wanting:
-                    self._wanting.append(turn)
-                return None
-            while self._free:
-                wire = self._free.popleft()
-                if wire.lost is None:
-                    self._served(turn)
-                    return wire
-            if len(self.wires) + self._opening >= MAX_WAITERS:
-                if turn is not None and turn not in self._wanting:
-                    self._wanting.append(turn)
-                return None
-            self._opening += 1
+    async def get(self, user: object) -> Wire | None:
+        """A connection that holds nothing, or None when all are in use; then a turn is next in line for one."""
+        turn = user if isinstance(user, PostgresTurn) else None
         session = self._session
         try:
+            with self._mutex:
+                self._bury()
+                first = not self._wanting or turn is None or self._wanting[0] is turn
+                free = [wire for wire in self.wires if wire not in self._users]
+                if first and free:
+                    self._users[free[0]] = user
+                    self._served(turn)
+                    return free[0]
+                if not first or len(self.wires) + len(self._opening) >= MAX_WAITERS:
+                    if turn is not None and turn not in self._wanting:
+                        self._wanting.append(turn)
+                    return None
+                self._opening.add(user)
             wire = await session.line.connect(session.rt, session.options.connect)
-        except WireLost:
+            await wire.prepare(session.statements.waiting, session.options.connect)
+            self._watch(wire)
+            with self._mutex:
+                self._users[wire] = user
+                self.wires.append(wire)
+                self._served(turn)
+        except (WireLost, ServerError):
             # Too many connections, perhaps: attempts on the keeper need none.
             return None
         finally:
-            with self._mutex:
-                self._opening -= 1
-        with self._mutex:
-            self.wires.append(wire)
-            self._served(turn)
-        self._watch(wire)
+            self._opening.discard(user)
         if session.lost is not None:
             self.drop(wire)
             return None
         return wire
+
+    def _bury(self) -> None:
+        """Forget those that ended while nobody used them: others may be opened in their place."""
+        for wire in [wire for wire in self.wires if wire.lost is not None]:
+            self.wires.remove(wire)
+            self._users.pop(wire, None)
+
+    def wire_of(self, user: object) -> Wire | None:
+        """The connection that this one has."""
+        with self._mutex:
+            return next((wire for wire, one in self._users.items() if one is user), None)
 
     def _served(self, turn: PostgresTurn | None) -> None:
         if turn is not None and turn in self._wanting:
@@ -105,17 +117,13 @@ class Waiters:
     def put(self, wire: Wire) -> None:
         """Back, holding nothing and waiting for nothing."""
         with self._mutex:
-            if wire.lost is None and wire not in self._free:
-                self._free.append(wire)
+            self._users.pop(wire, None)
 
     def drop(self, wire: Wire) -> None:
         """Hang up: whatever it held or waited for ends with it."""
-        with self._mutex:
-            if wire in self.wires:
-                self.wires.remove(wire)
-            if wire in self._free:
-                self._free.remove(wire)
         wire.close()
+        with self._mutex:
+            self._bury()
 
     def _watch(self, wire: Wire) -> None:
         weakly, line = self._weakly, weakref.ref(wire)
@@ -159,18 +167,18 @@ class Waiters:
 
     async def try_now(self, want: Want) -> Grant | None:
         """One attempt on a connection that does not hold the key already."""
-        wire = await self.get(None)
-        if wire is None:
-            return None
-        session = self._session
+        session, user = self._session, object()
         one = session.statements.one if want.mode is EXCLUSIVE else session.statements.one_shared
         try:
+            wire = await self.get(user)
+            if wire is None:
+                return None
             [row] = await wire.fetch(one, want.place, seconds=session.options.reply)
-        except (WireLost, ServerError):
-            self.drop(wire)
-            return None
-        except BaseException:
-            self.drop(wire)
+        except BaseException as error:
+            if (taken := self.wire_of(user)) is not None:
+                self.drop(taken)
+            if isinstance(error, WireLost | ServerError):
+                return None
             raise
         if row[0] is None:
             self.put(wire)
@@ -181,18 +189,22 @@ class Waiters:
         """A grant that this connection keeps."""
         grant = Grant(self._session, want, self._session.fence_of(fence), self._session.rt.now_ns(), wire)
         self._session.kept.add(wire)
+        if wire.lost is not None:
+            # Cut between the answer and this line: its watcher did not know that it keeps something.
+            self._session.die(wire.lost)
         return grant
 
     def close(self) -> None:
         """Hang up all."""
         with self._mutex:
             wires, self.wires = self.wires, []
-            self._free.clear()
+            self._users.clear()
         for wire in wires:
             wire.close()
 
     def after_fork(self) -> None:
         """The child's copies."""
+        self._mutex = self._session.rt.mutex()
         for wire in self.wires:
             wire.after_fork()
 
@@ -204,29 +216,26 @@ class PostgresTurn:
         self._session = session
         self._want = want
         self._beside = beside
-        self._wire: Wire | None = None
         self._since = 0.0
+        self._asked: Ask | None = None
         self._backoff = Backoff(0.005, 0.1, session.rt.random)
 
     async def take(self, deadline: Deadline, seconds: float) -> Grant | None:
         """Wait for the server."""
         session = self._session
         session.admit(1)
-        if self._wire is None and not await self._begin(deadline):
-            return await self._poll(deadline, seconds)
-        wire = self._wire
-        assert wire is not None
         waiters = session.waiters
+        wire = waiters.wire_of(self) or await self._begin(deadline)
+        if wire is None:
+            return await self._poll(deadline, seconds)
         rotates = waiters.wanted
         patience = min(seconds, deadline.left() + GRACE, ROTATE if rotates else math.inf)
         try:
             rows = await wire.receive(None if patience == math.inf else patience)
         except WireLost:
-            self._wire = None
             waiters.drop(wire)
             return None
         except ServerError as error:
-            self._wire = None
             await waiters.clean(wire, self._want)
             if error.code == OUT_OF_MEMORY:
                 raise BackendRefused(f"the server's lock table is full: {error}") from error
@@ -235,27 +244,28 @@ class PostgresTurn:
             if rotates and session.rt.now() - self._since > ROTATE:
                 await self.leave()
             return None
-        self._wire = None
         return waiters.granted(wire, self._want, rows[0][0])
 
-    async def _begin(self, deadline: Deadline) -> bool:
+    async def _begin(self, deadline: Deadline) -> Wire | None:
         """Ask the server to wait, if there is a connection for it."""
         session = self._session
         wire = await session.waiters.get(self)
         if wire is None:
-            return False
+            return None
         left = deadline.left()
         limit = "0" if left == math.inf else f"{max(1, math.ceil(left * 1000))}ms"
         statement = session.statements.wait if self._want.mode is EXCLUSIVE else session.statements.wait_shared
-        self._wire = wire
         self._since = session.rt.now()
         try:
             wire.send(statement, self._want.place, limit)
+        except (WireLost, ServerError):
+            # Cut while nobody used it, and not told yet; the next one may be better.
+            session.waiters.drop(wire)
+            return None
         except BaseException:
-            self._wire = None
             session.waiters.drop(wire)
             raise
-        return True
+        return wire
 
     async def _poll(self, deadline: Deadline, seconds: float) -> Grant | None:
         """All connections are in use: ask with everybody else's questions, less and less often."""
@@ -264,9 +274,16 @@ class PostgresTurn:
         assert combiner is not None
         until = session.rt.now() + min(seconds, ROTATE)
         while session.lost is None:
-            ask = Ask((self._want,), session.rt.event(), session.rt.now() + ANSWER_WITHIN)
+            ask = Ask((self._want,), session.rt.now() + ANSWER_WITHIN)
             ask.beside = self._beside
-            for got in await combiner.ask(ask):
+            self._asked = ask
+            try:
+                granted = await combiner.ask(ask)
+            except BackendUnavailable:
+                if not session.usable:
+                    return None  # who only waits goes on, on the next session
+                raise
+            for got in granted:
                 session.waiters.forget(self)
                 return got if isinstance(got, Grant) else Grant(session, self._want, got, session.rt.now_ns())
             left = min(until - session.rt.now(), deadline.left())
@@ -277,11 +294,12 @@ class PostgresTurn:
 
     async def leave(self) -> None:
         """Stop waiting; whether it was granted on the way is unknown, so unlock it."""
-        session, waiters, wire = self._session, self._session.waiters, self._wire
+        session, waiters = self._session, self._session.waiters
         waiters.forget(self)
-        if wire is None:
+        await self._take_back()
+        if (wire := waiters.wire_of(self)) is None:
             return
-        self._wire = None
+        session.kept.discard(wire)
         try:
             await session.cancel(wire)
             if await wire.receive(ANSWER_WITHIN) is None:
@@ -297,3 +315,11 @@ class PostgresTurn:
             raise
         if session.lost is None:
             await waiters.clean(wire, self._want)
+
+    async def _take_back(self) -> None:
+        """An attempt that was granted to somebody who did not live to see it."""
+        asked, combiner = self._asked, self._session.combiner
+        if asked is not None and not asked.given_up and combiner is not None:
+            self._asked = None
+            if late := combiner.give_up(asked):
+                await combiner.given_back(late)

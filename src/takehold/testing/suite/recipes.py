@@ -330,7 +330,7 @@ class TestLead:
             records = [record for record in face.holders("scheduler") if record.fence is not None]
             return records and records[0]
 
-        call = a.start(lambda locks: locks.lead("scheduler", face.function(terms.append), settle=0.1))
+        call = a.start(lambda locks: locks.lead("scheduler", face.function(terms.append), settle=0.5))
         record = eventually(settling)
         face.worker().do(lambda locks: locks.evict(record.id))
         call.result()
