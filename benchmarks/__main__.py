@@ -24,6 +24,11 @@ QUESTIONS: Final = (
     "fairness",
     "fan_out",
     "readers",
+    "postgres_fan_out",
+    "postgres_one_by_one",
+    "postgres_many_keys",
+    "postgres_threads",
+    "postgres_waiters",
 )
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results"

@@ -13,16 +13,18 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
-Work: TypeAlias = Callable[[int], None] | Callable[[int], Coroutine[Any, Any, None]]
-"""Does so many operations; blocking, or on the loop of the run."""
+Work: TypeAlias = Callable[[int], float | None] | Callable[[int], Coroutine[Any, Any, float | None]]
+"""Does so many operations; blocking, or on the loop of the run. Returns the seconds if not all of it counts."""
+T = TypeVar("T")
 Samples: TypeAlias = dict[str, list[float]]
 """Per contender, one number per round; the same index is the same round."""
 Cell: TypeAlias = str | int | float | None
@@ -45,30 +47,55 @@ class Scale:
 # -- rounds ----------------------------------------------------------------------------------------------------
 
 
-def interleave(contenders: dict[str, Work], *, rounds: int, operations: int) -> Samples:
-    """A B C, C B A, A B C ...: seconds per operation of each contender in each round. The collector stays on."""
+def interleave(
+    contenders: dict[str, Work], *, rounds: int, operations: int, runner: asyncio.Runner | None = None
+) -> Samples:
+    """A B C, C B A, A B C ...: seconds per operation of each contender in each round. The collector stays on.
+
+    On a loop of its own, or on that of a runner whose loop the contenders were made on.
+    """
+    if runner is None:
+        with asyncio.Runner() as own:
+            return interleave(contenders, rounds=rounds, operations=operations, runner=own)
     samples: Samples = {name: [] for name in contenders}
-    with asyncio.Runner() as runner:
-        for work in contenders.values():
-            _seconds(runner, work, max(1, operations // 10))
-        for number in range(rounds):
-            order = list(contenders.items())
-            for name, work in reversed(order) if number % 2 else order:
-                samples[name].append(_seconds(runner, work, operations) / operations)
+    for work in contenders.values():
+        _seconds(runner, work, max(1, operations // 10))
+    for number in range(rounds):
+        order = list(contenders.items())
+        for name, work in reversed(order) if number % 2 else order:
+            samples[name].append(_seconds(runner, work, operations) / operations)
     return samples
 
 
 def _seconds(runner: asyncio.Runner, work: Work, operations: int) -> float:
     async def on_loop() -> float:
         start = time.perf_counter()
-        await work(operations)  # type: ignore[misc]
-        return time.perf_counter() - start
+        own = await work(operations)  # type: ignore[misc]
+        return time.perf_counter() - start if own is None else float(own)
 
     if inspect.iscoroutinefunction(work):
         return runner.run(on_loop())
     start = time.perf_counter()
-    work(operations)
-    return time.perf_counter() - start
+    own = work(operations)
+    return time.perf_counter() - start if own is None else float(own)  # type: ignore[arg-type]
+
+
+@contextmanager
+def opened(runner: asyncio.Runner, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Set up on the loop of a run, and tear down there: pools and connections, outside what is timed."""
+    entered = runner.run(_entering(manager))
+    try:
+        yield entered
+    finally:
+        runner.run(_leaving(manager))
+
+
+async def _entering(manager: AbstractAsyncContextManager[T]) -> T:
+    return await manager.__aenter__()
+
+
+async def _leaving(manager: AbstractAsyncContextManager[T]) -> None:
+    await manager.__aexit__(None, None, None)
 
 
 def loop(request: Callable[[], Any]) -> Work:
@@ -89,6 +116,26 @@ def loop_async(request: Callable[[], Any]) -> Work:
         for _ in range(operations):
             async with request():
                 pass
+
+    return work
+
+
+def each(once: Callable[[int], Any]) -> Callable[[int], None]:
+    """One call for each operation, with its number."""
+
+    def work(operations: int) -> None:
+        for number in range(operations):
+            once(number)
+
+    return work
+
+
+def each_async(once: Callable[[int], Coroutine[Any, Any, Any]]) -> Callable[[int], Coroutine[Any, Any, None]]:
+    """The same with `await`."""
+
+    async def work(operations: int) -> None:
+        for number in range(operations):
+            await once(number)
 
     return work
 
@@ -266,6 +313,12 @@ def cost_table(title: str, samples: Samples, reference: str) -> Table:
         for name, costs in samples.items()
     ]
     return Table(title, ["", "best, us", "median, us", "times the first row"], rows)
+
+
+def rate_table(title: str, samples: Samples, what: str = "locks") -> Table:
+    """The same as a rate: the median round of each contender."""
+    rows: list[list[Cell]] = [[name, round(1 / statistics.median(costs))] for name, costs in samples.items()]
+    return Table(title, ["", f"{what} per s"], rows)
 
 
 def conditions(directory: Path | None, peers: Iterable[str], **counts: object) -> dict[str, str]:

@@ -41,6 +41,7 @@ NAMES = (
     "Mode",
     "Owner",
     "Statistics",
+    "TransactionHold",
     "__version__",
     "advisory",
     "shared",

@@ -37,6 +37,8 @@ PUBLIC = {PACKAGE, f"{PACKAGE}.locks"}
 
 EVENT_LOOPS = {"asyncio", "anyio", "trio", "curio", "twisted", "gevent"}
 DRIVERS = f"{PACKAGE}.backends._drivers"
+# `within(session)` is about sessions of SQLAlchemy: these modules, loaded by its first use, and no other package.
+WITHIN = f"{PACKAGE}.locks._within"
 
 MOST_LINES_OF_A_FILE = 500
 MOST_LINES_OF_A_FUNCTION = 60
@@ -173,7 +175,7 @@ def drivers_in_their_place(package: Path) -> list[str]:
         if LAYERS.get(module.part, SURFACE) <= SURFACE and module.part != TESTING
         if not f"{module.name}.".startswith(f"{DRIVERS}.")
         for one in imports(module)
-        if one.foreign
+        if one.foreign and not (module.name.startswith(WITHIN) and one.top == "sqlalchemy")
     ]
 
 

@@ -27,6 +27,7 @@ from takehold.errors import (
     WouldDeadlock,
 )
 from takehold.locks._sync import Hold, Lock, Locks
+from takehold.locks._transaction import TransactionHold
 
 if typing.TYPE_CHECKING:
     from takehold.locks._async import AsyncHold, AsyncLock, AsyncLocks
@@ -61,6 +62,7 @@ __all__ = [
     "Statistics",
     "TableUpdateConflict",
     "TakeholdError",
+    "TransactionHold",
     "UnknownOutcome",
     "UsageError",
     "WouldDeadlock",

@@ -148,6 +148,22 @@ def processes() -> Iterator[Processes]:
     made.end()
 
 
+@pytest.fixture
+def stranger(postgres_url: str) -> Iterator[Callable[..., Any]]:
+    """Makes sessions of programs that do not use takehold; all end with the test."""
+    from tests.cli.onlookers import Stranger
+
+    made: list[Stranger] = []
+
+    def start(name: str = "legacy", url: str = postgres_url) -> Stranger:
+        made.append(Stranger(url, name))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
 def alive(pid: int) -> bool:
     """Whether it runs; a zombie does not."""
     try:

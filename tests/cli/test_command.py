@@ -77,7 +77,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "say what to do: run, ls, who, evict, init, bench"),
+        ([], "say what to do: run, ls, who, evict, doctor, init, bench"),
         (["lock"], "there is no command 'lock'; commands: run, "),
         (["--nonsense"], "unrecognized arguments: --nonsense (see: takehold --help)"),
         (["run", "--", "true"], "required: -k/--key (see: takehold run --help)"),
@@ -107,6 +107,8 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         (["evict", "x", "--key", "k"], "not allowed with"),
         (["evict", "--pid", "many"], "invalid int value: 'many'"),
         (["init", "file:/a", "--url", "file:/b"], "two URLs"),
+        (["doctor", "postgresql://u:sesame@h/a", "--url", "postgresql://u:sesame@h/b"], "two URLs: 'postgresql://u:***@h/a'"),
+        (["doctor", "--stuck-after", "soon"], "'soon' is not a number of seconds"),
         (["init", "--fence-from", "-1"], "--fence-from takes 0 .. 2**62-1, not -1"),
         (["init", "--fence-from", str(2**63)], "--fence-from takes 0 .. 2**62-1"),
         (["bench", "--seconds", "0"], "--seconds takes more than 0 and at most 60"),

@@ -47,6 +47,7 @@ class Interval:
     fence: int
     owner: str
     end: int | None = None
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -72,8 +73,8 @@ def read(path: Path, killed_at: int | None) -> list[Interval]:
     for offset in range(0, len(data) - RECORD.size + 1, RECORD.size):
         kind, shared, key, number, moment, fence = RECORD.unpack_from(data, offset)
         if kind == ENTER:
-            intervals[number] = Interval(key, bool(shared), moment, fence, path.stem)
-        else:
+            intervals[number] = Interval(key, bool(shared), moment, fence, path.stem, number=number)
+        elif kind == EXIT:
             intervals[number].end = moment
     for interval in intervals.values():
         if interval.end is None:

@@ -61,9 +61,8 @@ def masked(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return url.partition(":")[0] + ":..."
-    if parts.password is None:
-        return url
-    return url.replace(f":{parts.password}@", ":***@", 1)
+    url = re.sub(r"(?<=[?&]password=)[^&]*", "***", url)
+    return url if parts.password is None else url.replace(f":{parts.password}@", ":***@", 1)
 
 
 def _memory(rest: str) -> Backend:
@@ -102,6 +101,16 @@ def _postgres(rest: str) -> Backend:
     return made  # type: ignore[no-any-return]
 
 
+def _lease_postgres(rest: str) -> Backend:
+    made: Any = import_module("takehold.backends.lease").on_postgres(rest)
+    return made  # type: ignore[no-any-return]
+
+
+def _lease_sqlite(rest: str) -> Backend:
+    made: Any = import_module("takehold.backends.lease").on_sqlite(rest)
+    return made  # type: ignore[no-any-return]
+
+
 _DRIVER: Final = re.compile(r"((?:lease\+)?(?:postgres(?:ql)?|sqlite))\+[a-z0-9_]+")
 _WITH_OPTIONS: Final = frozenset(("postgresql", "postgres", "lease+postgresql", "lease+postgres", "lease+sqlite"))
 _MAKERS: Final[dict[str, Callable[[str], Backend]]] = {
@@ -110,4 +119,7 @@ _MAKERS: Final[dict[str, Callable[[str], Backend]]] = {
     "sqlite": _sqlite,
     "postgresql": _postgres,
     "postgres": _postgres,
+    "lease+postgresql": _lease_postgres,
+    "lease+postgres": _lease_postgres,
+    "lease+sqlite": _lease_sqlite,
 }

@@ -1,4 +1,4 @@
-"""The command line: `takehold run`, `ls`, `who`, `evict`, `init`, `bench`. No dependency, blocking face only."""
+"""The command line: `takehold run`, `ls`, `who`, `evict`, `doctor`, `init`, `bench`. Blocking face only."""
 
 from takehold.cli.command import main
 

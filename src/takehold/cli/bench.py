@@ -131,10 +131,9 @@ def _hand_over(url: str, space: str, allowed: float) -> list[dict[str, Any]]:
     """From the release in one process to the grant in another that was waiting."""
     if Locks(url).capabilities.across == "process":
         return []
-    last = mmap.mmap(-1, RELEASED.size)
-    until = time.monotonic() + allowed
-    with _partner(lambda: _take_turns(url, space, last, until)):
-        micros = _take_turns(url, space, last, until)
+    last = mmap.mmap(-1, RELEASED.size + 2)
+    with _partner(lambda: _take_turns(url, space, last, allowed, 1)):
+        micros = _take_turns(url, space, last, allowed, 0)
     question = "hand-over between two processes"
     return [_result(question, micros, len(micros), rate=False)] if micros else []
 
@@ -159,10 +158,20 @@ def _partner(work: Callable[[], object]) -> Iterator[None]:
         os.waitpid(pid, 0)
 
 
-def _take_turns(url: str, space: str, last: mmap.mmap, until: float) -> list[float]:
+def _meet(last: mmap.mmap, side: int) -> None:
+    """Begin together: a server takes its time to open."""
+    last[RELEASED.size + side] = 1
+    until = time.monotonic() + PATIENCE
+    while not last[RELEASED.size + 1 - side] and time.monotonic() < until:
+        time.sleep(0.000_5)
+
+
+def _take_turns(url: str, space: str, last: mmap.mmap, allowed: float, side: int) -> list[float]:
     me = os.getpid()
     micros: list[float] = []
     with Locks(url, namespace=space, label="bench", check_order="off", timeout=PATIENCE) as locks:
+        _meet(last, side)
+        until = time.monotonic() + allowed
         while (asked := time.monotonic_ns()) < until * 1e9:
             try:
                 with locks.lock("turn"):

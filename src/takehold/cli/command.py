@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "ls": ("look", "list who holds and who waits"),
     "who": ("look", "show one key"),
     "evict": ("evict", "make somebody give up a hold"),
+    "doctor": ("doctor", "check a backend and say what to do"),
     "init": ("init", "prepare a backend"),
     "bench": ("bench", "measure locks on this machine"),
 }
@@ -51,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complain(sentence: str) -> None:
-    """One line on stderr."""
-    print(f"takehold: {sentence}", file=sys.stderr, flush=True)
+    """One line on stderr; drivers speak in several."""
+    print(f"takehold: {' '.join(part.strip() for part in sentence.splitlines())}", file=sys.stderr, flush=True)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from takehold.backends import backend_for
-from takehold.cli.options import OK, Parser, shown_url, url_of
+from takehold.cli.options import OK, Parser, settle_place, shown_url, takes_place, url_of
 from takehold.cli.show import as_json
 from takehold.errors import UsageError
 from takehold.runtime import Threads, run
@@ -17,13 +17,14 @@ HIGHEST_FENCE: Final = 2**62
 
 EXAMPLES: Final = """\
   takehold init                                     the default lock directory
+  takehold init postgresql://app@db/app             the schema takehold: holds have fences from then on
   takehold init file:/srv/app/locks --fence-from N  fences start above N, the last one of the former backend"""
 
 
 def parser(name: str) -> Parser:
     """The options."""
     made = Parser(name, "Prepare a backend. Twice does no harm.", EXAMPLES)
-    made.add_argument("place", nargs="?", metavar="URL", help="the same as --url")
+    takes_place(made)
     made.add_argument(
         "--fence-from", type=int, metavar="N",
         help="make every later fence greater than N: for an application that moves here from another backend",
@@ -33,9 +34,7 @@ def parser(name: str) -> Parser:
 
 def main(args: argparse.Namespace) -> int:
     """Prepare it."""
-    if args.place is not None and args.url not in (None, args.place):
-        raise UsageError(f"two URLs: {args.place!r} and --url {args.url!r}; give one")
-    args.url = args.place if args.place is not None else args.url
+    settle_place(args)
     if args.fence_from is not None and not 0 <= args.fence_from < HIGHEST_FENCE:
         raise UsageError(f"--fence-from takes 0 .. 2**62-1, not {args.fence_from}")
     backend = backend_for(url_of(args))

@@ -10,17 +10,23 @@ import sys
 import termios
 import tty
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from takehold.cli.options import OK, Parser, locks_of, seconds, shown_url
 from takehold.cli.processes import exists
 from takehold.cli.show import as_json, duration, one_line, print_table, table
+from takehold.core.key import Key
 from takehold.core.owner import Owner
 from takehold.core.record import STUCK_AFTER, HoldRecord
+from takehold.core.want import EXCLUSIVE, wants_for
 from takehold.errors import BackendUnavailable, UsageError
 from takehold.locks._sync import Locks
 
-__all__ = ["main", "parser", "records_of"]
+__all__ = ["main", "named", "parser", "records_of", "records_on"]
+
+GLOB: Final = frozenset("*?[")
 
 TITLES: Final = ("KEY", "STATE", "MODE", "FOR", "OWNER", "AT", "FENCE", "ID", "BEHIND")
 OTHER_SCREEN: Final = "\x1b[?1049h\x1b[?25l"
@@ -64,11 +70,43 @@ def main(args: argparse.Namespace) -> int:
 
 def records_of(locks: Locks, pattern: str = "*", namespace: str | None = None) -> list[HoldRecord]:
     """What `who` says, of one namespace or of all."""
+    if not GLOB & set(pattern):
+        return records_on(locks, pattern, namespace)
+    return [record for record in _seen(locks, pattern) if namespace in (None, record.namespace)]
+
+
+def records_on(locks: Locks, key: str, namespace: str | None = None) -> list[HoldRecord]:
+    """Who holds or awaits exactly this key, also those that cannot say its name."""
+    records = named(locks, _seen(locks), key, namespace)
+    return [record for record in records if record.key == key and namespace in (None, record.namespace)]
+
+
+def _seen(locks: Locks, pattern: str = "*") -> list[HoldRecord]:
     try:
-        records = locks.who(pattern)
+        return locks.who(pattern)
     except OSError as error:
         raise BackendUnavailable(f"the locks cannot be read: {error}") from error
-    return [record for record in records if namespace is None or record.namespace == namespace]
+
+
+def named(locks: Locks, records: Sequence[HoldRecord], key: str, namespace: str | None) -> list[HoldRecord]:
+    """A server knows only the number of a silent owner's key: call those by their text that are this key's."""
+    spaces = {"", *(record.namespace for record in records)} if namespace is None else {namespace}
+    texts = {f"#{place}": space for space in sorted(spaces, reverse=True) for place in _places(locks, key, space)}
+    return [
+        replace(record, key=key, namespace=texts[record.key]) if record.silent and record.key in texts else record
+        for record in records
+    ]
+
+
+def _places(locks: Locks, key: str, namespace: str) -> list[object]:
+    """What the backend makes of this text: as a plain string, and as the text of a `Key`."""
+    found = []
+    with suppress(UsageError):
+        parts = [part.replace("%2F", "/").replace("%25", "%") for part in key.split("/")]
+        for one in (key, Key(*parts)):
+            wants = wants_for((one,), namespace=namespace, mode=EXCLUSIVE, subtree=False, place=locks._backend.place)
+            found += [want.place for want in wants if not want.implied]
+    return found
 
 
 def _ls(locks: Locks, args: argparse.Namespace) -> int:
@@ -80,21 +118,21 @@ def _ls(locks: Locks, args: argparse.Namespace) -> int:
     if args.json:
         print(as_json([record.as_dict(args.stuck_after) for record in records]))
     elif records:
-        print_table(TITLES, rows(records, args.stuck_after))
+        print_table(TITLES, rows(locks, records, args.stuck_after))
     else:
         print(_nobody(args))
     return OK
 
 
 def _who(locks: Locks, args: argparse.Namespace) -> int:
-    records = [record for record in records_of(locks, "*", args.namespace) if record.key == args.key]
+    records = records_on(locks, args.key, args.namespace)
     if args.json:
         print(as_json([record.as_dict(args.stuck_after) for record in records]))
         return OK
     if not records:
         print(f"nobody holds {args.key!r} or waits for it in {shown_url(args)}")
     for record in records:
-        print(*detail(record, records, args.stuck_after), sep="\n")
+        print(*detail(locks, record, records, args.stuck_after), sep="\n")
     return OK
 
 
@@ -103,13 +141,13 @@ def _nobody(args: argparse.Namespace) -> str:
     return f"nobody holds or waits for{which or ' anything'} in {shown_url(args)}"
 
 
-def rows(records: Sequence[HoldRecord], stuck_after: float) -> list[tuple[str, ...]]:
+def rows(locks: Locks, records: Sequence[HoldRecord], stuck_after: float) -> list[tuple[str, ...]]:
     """One row per record, under `TITLES`."""
     owners = {record.id: record.owner for record in records}
     return [
         (
             f"{record.namespace}:{record.key}" if record.namespace else record.key,
-            state(record, stuck_after),
+            state(locks, record, stuck_after),
             record.mode,
             duration(record.age),
             person(record.owner),
@@ -122,10 +160,12 @@ def rows(records: Sequence[HoldRecord], stuck_after: float) -> list[tuple[str, .
     ]
 
 
-def state(record: HoldRecord, stuck_after: float) -> str:
+def state(locks: Locks, record: HoldRecord, stuck_after: float) -> str:
     """Held or waiting, and what is odd about it."""
     odd = ["stuck?"] if record.stuck(stuck_after) else []
-    if record.silent:
+    if record.silent and locks.capabilities.across != "host":
+        odd.append("silent")  # a pid of another host says nothing here
+    elif record.silent:
         odd.append("frozen" if exists(record.owner.pid) else "owner gone")
     return " ".join([record.state, *odd])
 
@@ -135,7 +175,7 @@ def person(owner: Owner) -> str:
     return f"{owner.host}:{owner.pid}" + (f" ({owner.label})" if owner.label else "")
 
 
-def detail(record: HoldRecord, records: Sequence[HoldRecord], stuck_after: float) -> list[str]:
+def detail(locks: Locks, record: HoldRecord, records: Sequence[HoldRecord], stuck_after: float) -> list[str]:
     """One record as a paragraph."""
     verb = "held" if record.state == "held" else "waited for"
     space = f" (namespace {record.namespace!r})" if record.namespace else ""
@@ -150,7 +190,7 @@ def detail(record: HoldRecord, records: Sequence[HoldRecord], stuck_after: float
         lines.append(f"  fence  {record.fence}")
     owners = {other.id: other.owner for other in records}
     lines += [f"  behind {person(owners[id]) if id in owners else id}" for id in record.blocked_by]
-    if (odd := state(record, stuck_after)) != record.state:
+    if (odd := state(locks, record, stuck_after)) != record.state:
         lines.append(f"  state  {odd}")
     return [one_line(line) for line in lines]
 
@@ -183,7 +223,7 @@ def _draw(locks: Locks, args: argparse.Namespace) -> None:
     holding = sum(record.state == "held" for record in records)
     width, height = shutil.get_terminal_size()
     lines = [f"{holding} held, {len(records) - holding} waiting in {shown_url(args)} (q ends)"]
-    lines += table(TITLES, rows(records, args.stuck_after)) if records else [_nobody(args)]
+    lines += table(TITLES, rows(locks, records, args.stuck_after)) if records else [_nobody(args)]
     shown = [line[:width] + CLEAR_LINE for line in lines[: height - 1]]
     sys.stdout.write(HOME + "\n".join(shown) + "\n" + CLEAR_REST)
     sys.stdout.flush()

@@ -12,7 +12,17 @@ from takehold.core.deadline import Timeout
 from takehold.errors import BackendError, LockTimeout, TakeholdError, UsageError, WouldDeadlock
 from takehold.locks._sync import Locks
 
-__all__ = ["Parser", "code_of", "locks_of", "seconds", "shown_url", "timeout", "url_of"]
+__all__ = [
+    "Parser",
+    "code_of",
+    "locks_of",
+    "seconds",
+    "settle_place",
+    "shown_url",
+    "takes_place",
+    "timeout",
+    "url_of",
+]
 
 OK: Final = 0
 FAILED: Final = 1
@@ -55,7 +65,8 @@ class Parser(argparse.ArgumentParser):
         )
         if command:
             self.add_argument(
-                "--url", help="where the locks live: file:DIRECTORY, sqlite:///FILE (default: $TAKEHOLD_URL, "
+                "--url", help="where the locks live: file:DIRECTORY, sqlite:///FILE, postgresql://USER@HOST/DATABASE, "
+                "lease+postgresql://... (default: $TAKEHOLD_URL, "
                 "else the file backend in your state directory)",
             )  # fmt: skip
             self.add_argument("--json", action="store_true", help="answer as JSON")
@@ -86,6 +97,18 @@ def timeout(text: str) -> Timeout:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither seconds (0: one attempt) nor 'none' (wait for ever)"
         ) from None
+
+
+def takes_place(parser: Parser) -> None:
+    """For commands about a backend itself: the URL may stand without its option."""
+    parser.add_argument("place", nargs="?", metavar="URL", help="the same as --url")
+
+
+def settle_place(args: argparse.Namespace) -> None:
+    """Make `args.url` of either."""
+    if args.place is not None and args.url not in (None, args.place):
+        raise UsageError(f"two URLs: {masked(args.place)!r} and --url {masked(args.url)!r}; give one")
+    args.url = args.place if args.place is not None else args.url
 
 
 def url_of(args: argparse.Namespace) -> str:

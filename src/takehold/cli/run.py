@@ -139,9 +139,11 @@ def _take(args: argparse.Namespace, say: Voice) -> Hold:
     hold = request.acquire()
     waited = time.monotonic() - began
     keys = ", ".join(repr(str(key)) for key in hold.keys)
+    fence = _fence(hold)
+    token = f"fence {fence}" if fence is not None else "without a fence (to have one: takehold init URL)"
     say.tell(
-        "acquired", f"{keys} taken after {waited:.3f} s in {shown_url(args)}, fence {hold.fence}",
-        url=shown_url(args), keys=[str(key) for key in hold.keys], fence=hold.fence, waited=waited, hold=_ids(hold),
+        "acquired", f"{keys} taken after {waited:.3f} s in {shown_url(args)}, {token}",
+        url=shown_url(args), keys=[str(key) for key in hold.keys], fence=fence, waited=waited, hold=_ids(hold),
     )  # fmt: skip
     return hold
 
@@ -149,6 +151,11 @@ def _take(args: argparse.Namespace, say: Voice) -> Hold:
 def _title(command: list[str]) -> str:
     text = one_line("takehold run -- " + " ".join(command))
     return text if len(text) <= LONGEST_TITLE else text[: LONGEST_TITLE - 3] + "..."
+
+
+def _fence(hold: Hold) -> int | None:
+    """The fence, or None where the backend has none until it is prepared: a command may do without."""
+    return None if any(fence is None for _, _, fence in hold.grants) else hold.fence
 
 
 def _ids(hold: Hold) -> list[str]:
@@ -207,10 +214,14 @@ class Runner:
 
     def _plan(self) -> Plan:
         keys = "\n".join(str(key) for key in self._hold.keys)
-        own = {"TAKEHOLD_KEY": keys, "TAKEHOLD_FENCE": str(self._hold.fence)}
+        own = {"TAKEHOLD_KEY": keys, "TAKEHOLD_HOLD": " ".join(_ids(self._hold))}
+        if (fence := _fence(self._hold)) is not None:
+            own["TAKEHOLD_FENCE"] = str(fence)
+        # Without a fence of our own, that of a run around us would pass for ours.
+        inherited = {name: value for name, value in os.environ.items() if name != "TAKEHOLD_FENCE"}
         return Plan(
             self._command,
-            {**os.environ, **own, "TAKEHOLD_HOLD": " ".join(_ids(self._hold))},
+            {**inherited, **own},
             frozenset(self._hold._desk.descriptors(self._hold._seats)),
             self._terminal is not None and self._terminal.at_once,
         )

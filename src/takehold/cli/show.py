@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from takehold.backends.check import duration
+
 __all__ = ["as_json", "duration", "one_line", "print_table", "table"]
 
 
@@ -15,18 +17,6 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
-def duration(seconds: float) -> str:
-    """Two units at most: `0.4 s`, `14.2 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    for size, unit, smaller, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
-    raise AssertionError
 
 
 def as_json(value: Any) -> str:

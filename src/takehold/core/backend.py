@@ -94,6 +94,8 @@ class Ask:
     lead = False
     sent = False
     given_up = False
+    lost = False
+    """Answered after its caller had left: what it was granted has gone back."""
     granted: Granted | None = None
     error: Exception | None = None
     beside = False
@@ -232,8 +234,8 @@ class TripSession(Session, Protocol):
     async def fetch_quickly(self, releases: Sequence[Releasable], ask: Ask) -> Granted:
         """`apply` for one ask of one key, and what it carries. For tasks."""
 
-    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask | None, seconds: float) -> Granted:
-        """`apply` for one release or one single key, without a coroutine. For threads."""
+    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask, seconds: float) -> None:
+        """`apply` for one release, or for an ask of one key, without a coroutine; sets `ask.granted`. For threads."""
 
     async def answer(self) -> list[Granted]:
         """Wait for the answer of the statement in flight, as long as the session puts up with; as `apply`."""

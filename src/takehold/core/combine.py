@@ -310,17 +310,15 @@ class Combiner:
         self.statements += 1
         batch = [] if ask is None else [ask]
         try:
-            granted = self.session.apply_quickly(releases, ask, mine.until - self._rt.now())
+            self.session.apply_quickly(releases, mine, mine.until - self._rt.now())
         except (SessionLost, Refused) as failure:
             self._deliver(batch, [], _error_of(failure))
         except BaseException as failure:
-            self._leave(batch, batch, mine, failure)
+            if mine.granted is None:
+                self._leave(batch, batch, mine, failure)
             if isinstance(failure, Unanswered):
                 raise _unanswered() from None
             raise
-        else:
-            if ask is not None:
-                ask.granted = granted
         if self._late_releases():
             run(self._serve(mine))
         self._lead_on(mine)
@@ -345,18 +343,29 @@ class Combiner:
             self._rt.later(LOOK_AGAIN, self._look_again)
 
     def _deliver(self, batch: list[Ask], answers: list[tuple[Ask, Granted]], error: Exception | None) -> None:
+        try:
+            self._hand_out(batch, answers, error)
+        except BaseException:
+            # Interrupted half-way: to the end, before anybody can miss an answer. Each step can be done twice.
+            self._hand_out(batch, answers, error)
+            raise
+
+    def _hand_out(self, batch: list[Ask], answers: list[tuple[Ask, Granted]], error: Exception | None) -> None:
         with self._mutex:
-            self._sent = []
             for ask, granted in answers:
                 ask.granted = granted
-                if ask.given_up:
-                    self._releases += self._grants(ask)
             if len(answers) < len(batch):
                 for ask in batch:
                     if error is not None:
                         ask.error = error
                     elif ask.granted is None:
                         ask.granted = ()
+            late = [grant for ask, _ in answers if ask.given_up and not ask.lost for grant in self._grants(ask)]
+            gone = [ask for ask, _ in answers if ask.given_up]
+            self._releases += late
+            self._sent = []
+            for ask in gone:
+                ask.lost = True
         _ring(batch)
 
 

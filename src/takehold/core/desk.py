@@ -11,6 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from takehold.core.asking import ask, ask_alone, ask_together
@@ -355,8 +356,10 @@ class Desk:
 
     def let_back(self, grants: list[Releasable]) -> None:
         """At the end of a thread's block: see that these go back, now or with whoever is at work on the wire."""
-        if self._combiner is not None and not self._combiner.give_quickly():
-            run(self._combiner.given_back(grants, surely=False))
+        # A server that does not answer has them noted, or its session ends: either way nothing is ours any more.
+        with suppress(BackendUnavailable):
+            if self._combiner is not None and not self._combiner.give_quickly():
+                run(self._combiner.given_back(grants, surely=False))
 
     async def given_back(self, grants: list[Releasable]) -> None:
         """Wait until the backend has these back."""

@@ -204,6 +204,8 @@ class Register:
             return True
         if not seat.caller.coalesce or not grant.shareable or grant.joined >= MAX_JOINS:
             return False
+        if grant.handed + grant.joined >= MAX_HAND_OVERS:
+            return False
         return self._now_ns() - grant.at < JOIN_NS
 
     def _join(self, entry: Entry, seat: Seat) -> None:

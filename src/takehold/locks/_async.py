@@ -84,9 +84,9 @@ class AsyncLocks(BaseLocks):
         """Give back everything this object holds; later use is a `UsageError`."""
         if not self._caller.closed:
             self._caller.closed = True
-            if self._desk is not None and (pending := self._desk.release_all(self._caller, _current())):
-                await self._desk.given_back(pending)
             if self._desk is not None:
+                # Also what blocks have let go of a moment ago, and is still on its way.
+                await self._desk.given_back(self._desk.release_all(self._caller, _current()) or [])
                 leave(self._desk, self._caller)
                 # Transports that were told to close do it in the next turn of the loop.
                 await asyncio.sleep(0)

@@ -190,7 +190,7 @@ def refuse_own_transaction(desk: Desk, seats: list[Seat]) -> None:
     for seat in seats:
         mine = in_transactions.get(seat.me) or {}
         own = mine.get((desk.backend.identity, seat.want.id))
-        if own is not None and own.conflicts(seat):
+        if own is not None and not (seat.want.implied and not own.conflicts(seat)):
             seat.caller.tell("deadlock", seat, 0.0)
             raise WouldDeadlock(reentry_sentence(seat, own), key=seat.want.text)
 

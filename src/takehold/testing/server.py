@@ -230,7 +230,7 @@ class FakeSession:
         """Never."""
         raise AssertionError("this session is not quick")
 
-    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask | None, seconds: float) -> Granted:
+    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask, seconds: float) -> None:
         """Never: it would hide what the general path does."""
         raise AssertionError("this session is not quick")
 

@@ -39,16 +39,16 @@ class PsycopgWire:
     def __init__(self, conn: pq.abc.PGconn, *, named: bool = True) -> None:
         self._conn = conn
         self._named = named
-        # Our own descriptor of the socket: libpq closes its when it gives up, and the number may be anybody's then.
-        self._fd = os.dup(conn.socket)
-        self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
         self._prepared: set[str] = set()
         self._results: list[pq.abc.PGresult | None] = []
         """Of the last statement; None at its end."""
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ringing = threading.RLock()  # a Ctrl-C may find this thread inside
         """A number that was closed may be another file's by now: nobody rings while it is closed."""
+        # Our own descriptor of the socket: libpq closes its when it gives up, and the number may be anybody's then.
+        self._fd = os.dup(conn.socket)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
         self.pid = conn.backend_pid
         self.server_version = conn.server_version
 

@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
+from takehold.backends.check import Check
 from takehold.backends.file.board import boards, evict_line, process, sweep
 from takehold.backends.file.directory import Directory
 from takehold.backends.file.seen import seen
@@ -74,6 +75,12 @@ class FileBackend:
                 return False
             await rt.sleep(0.02)
         return True
+
+    async def examine(self, rt: Runtime, long: float) -> list[Check]:
+        """What `takehold doctor` shows."""
+        from takehold.backends.file.doctor import examine
+
+        return examine(self.path, long)
 
     async def init(self, rt: Runtime, *, fence_from: int | None) -> str:
         """Make the directory; raise its fences when an application moves here from a server."""

@@ -34,6 +34,8 @@ EVERYBODY: Final = "takehold"
 TICK: Final = 1.0
 OWNER_ANSWERS_WITHIN: Final = 0.05
 CHASE_WITHIN: Final = 0.2
+LEARN_WITHIN: Final = 0.5
+MAX_HEARD_OF: Final = 1000
 MAX_PART: Final = 7_500
 """Bytes of one notification; the server takes 8 000."""
 WATCH_FROM: Final = 500
@@ -117,6 +119,8 @@ class Ear:
         """Coroutines to be run where the wire is used: one at a time, between what is heard."""
         self._questions: dict[int, Question] = {}
         self._number = 0
+        self._heard_of: dict[int, list[HoldRecord]] = {}
+        """Who had a key when a wait for it began."""
         self._chasing: set[Seat] = set()
         self._verdicts: weakref.WeakKeyDictionary[Seat, str] = weakref.WeakKeyDictionary()
         self.closed = False
@@ -179,12 +183,24 @@ class Ear:
     async def holders(self, want: Want) -> list[HoldRecord]:
         """Who has this key, for an error message: what the server knows, and what owners say in time."""
         found: list[HoldRecord] | None = await self._run(self._holders(want), OWNER_ANSWERS_WITHIN)
-        return found or []
+        if found and not all(record.silent for record in found):
+            return found
+        return self._heard_of.get(want.place) or found or []
 
-    async def _holders(self, want: Want) -> list[HoldRecord]:
+    def inquire(self, want: Want) -> None:
+        """Ask now who has this key, for an error message that may come: its owner may be slow then."""
+        self._jobs.append((self._learn(want), [], self.rt.event()))
+        self._wire.nudge()
+
+    async def _learn(self, want: Want) -> None:
+        if len(self._heard_of) >= MAX_HEARD_OF:
+            self._heard_of.clear()
+        self._heard_of[want.place] = await self._holders(want, LEARN_WITHIN)
+
+    async def _holders(self, want: Want, seconds: float = OWNER_ANSWERS_WITHIN * 0.8) -> list[HoldRecord]:
         held = [one for one in await seen.held(self._wire, [want.place]) if one.granted]
         tokens = sorted({one.token for one in held if one.token and one.token != self.token})
-        question = await self._ask({"q": "chain", "keys": [want.place]}, tokens, OWNER_ANSWERS_WITHIN * 0.8)
+        question = await self._ask({"q": "chain", "keys": [want.place]}, tokens, seconds)
         lines = [line for line in question.lines if line.held and line.key_id == want.place]
         known = [line.record(self.rt) for line in lines]
         return known + [one.record(self.rt, want) for one in question.unsaid(held)]

@@ -69,7 +69,7 @@ class PostgresSession:
         """Locks of everybody, as last seen by the ear."""
         self._blocking = rt.face == "threads"
         self._plan: Plan | None = None
-        self._quickly: tuple[Statement, Sequence[Releasable], Ask | None] | None = None
+        self._quickly: tuple[Statement, Sequence[Releasable], Ask] | None = None
         self._elsewhere: dict[int, Granted] = {}
         """Answers of the running statement that do not come from the keeper, by their place."""
         self._watch(keeper)
@@ -203,14 +203,14 @@ class PostgresSession:
         self.room -= 1
         return (fence if self.fenced else None,)
 
-    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask | None, seconds: float) -> Granted:
+    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask, seconds: float) -> None:
         """One release or one single key of a thread that has the keeper for itself."""
         if self.lost is not None:
             raise SessionLost(self.lost)
         known, keeper = self.statements, self.keeper
-        want = releases[0].want if ask is None else ask.wants[0]
+        want = releases[0].want if releases else ask.wants[0]
         exclusive = want.mode is EXCLUSIVE
-        if ask is None:
+        if releases:
             statement = UNLOCK if exclusive else UNLOCK_SHARED
         else:
             statement = known.one if exclusive else known.one_shared
@@ -223,32 +223,36 @@ class PostgresSession:
             self._gone(error)
         except ServerError as error:
             self._quickly = None
-            return run(self._refused(self._planned(statement, releases, ask), error))[0] if ask is not None else ()
+            answers = run(self._refused(self._planned(statement, releases, ask), error))
+            ask.granted = answers[0] if answers else ()
+            return
         if row is None:
             raise Unanswered
-        granted: Granted = ()
-        if ask is None:
+        granted: Granted = BUSY
+        change = 0
+        if releases:
             if row[0] is not True:
                 self._unknown()
-            self.held -= 1
-            self.room += 1
+            change = -1
         elif row[0] is not None:
             granted = row if self.fenced else (None,)
-            self.held += 1
-            self.room -= 1
+            change = 1
+        self.held += change
+        self.room -= change
+        # Together: an interrupt finds the answer here, or still to be read.
+        ask.granted = granted
         self._quickly = None
-        return granted
+
+    def _planned(self, statement: Statement, releases: Sequence[Releasable], ask: Ask) -> Plan:
+        plan = Plan(releases, (ask,) if ask.wants else ())
+        plan.sent = statement
+        self._elsewhere = {}
+        return plan
 
     def overdue(self, seconds: float) -> None:
         """No answer for too long: nothing that this session says later can be believed."""
         if seconds > self.options.reply:
             self.die(f"the server did not answer within {self.options.reply:g} s")
-
-    def _planned(self, statement: Statement, releases: Sequence[Releasable], ask: Ask | None) -> Plan:
-        plan = Plan(releases, () if ask is None else (ask,))
-        plan.sent = statement
-        self._elsewhere = {}
-        return plan
 
     async def answer(self) -> list[Granted]:
         """Read on where somebody had to leave."""

@@ -10,6 +10,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from takehold.backends._drivers.wire import ServerError, Wire, WireLost
@@ -30,6 +31,8 @@ ROTATE: Final = 0.5
 """Seconds after which a waiting connection goes to a key that has none, when there are more keys than those."""
 GRACE: Final = 0.1
 """The server ends a wait itself, a little after the deadline: cheaper than a cancel over a new connection."""
+INQUIRE_AFTER: Final = 0.1
+"""Seconds of waiting after which the owner is asked who it is: an error message must not wait for a slow answer."""
 LOCK_TIMEOUT: Final = "55P03"
 OUT_OF_MEMORY: Final = "53200"
 
@@ -230,6 +233,8 @@ class PostgresTurn:
             return await self._poll(deadline, seconds)
         rotates = waiters.wanted
         patience = min(seconds, deadline.left() + GRACE, ROTATE if rotates else math.inf)
+        if not self._inquired:
+            patience = min(patience, INQUIRE_AFTER)
         try:
             rows = await wire.receive(None if patience == math.inf else patience)
         except WireLost:
@@ -241,6 +246,9 @@ class PostgresTurn:
                 raise BackendRefused(f"the server's lock table is full: {error}") from error
             return None
         if rows is None:
+            if not self._inquired and session.ear is not None:
+                self._inquired = True
+                session.ear.inquire(self._want)
             if rotates and session.rt.now() - self._since > ROTATE:
                 await self.leave()
             return None
@@ -279,7 +287,7 @@ class PostgresTurn:
             self._asked = ask
             try:
                 granted = await combiner.ask(ask)
-            except BackendUnavailable:
+            except (BackendUnavailable, ReferenceError):  # the combiner goes with its session
                 if not session.usable:
                     return None  # who only waits goes on, on the next session
                 raise
@@ -319,7 +327,8 @@ class PostgresTurn:
     async def _take_back(self) -> None:
         """An attempt that was granted to somebody who did not live to see it."""
         asked, combiner = self._asked, self._session.combiner
-        if asked is not None and not asked.given_up and combiner is not None:
+        if asked is not None and not asked.given_up and combiner is not None and self._session.lost is None:
             self._asked = None
-            if late := combiner.give_up(asked):
-                await combiner.given_back(late)
+            with suppress(ReferenceError):
+                if late := combiner.give_up(asked):
+                    await combiner.given_back(late)

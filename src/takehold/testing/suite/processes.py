@@ -305,7 +305,7 @@ class TestFork:
     @requires(across="host")
     @pytest.mark.covers("L-14", "L-17")
     def test_a_child_that_ends_with_a_hold_frees_it(self, face: Face, capabilities: Capabilities) -> None:
-        """At once; as soon as a server sees the end of its connection; where a lease keeps it, when that has run out."""
+        """At once, or when a server sees the end of its connection; where a lease keeps it, when that has run out."""
         a = face.worker()
         a.acquire("warm up").release()
         locks, kept = a.locks, []

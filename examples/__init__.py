@@ -1,0 +1,1 @@
+"""Programs that use takehold; the tests run them."""
