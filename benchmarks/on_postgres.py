@@ -35,7 +35,7 @@ PATIENCE: Final = 600.0
 @contextmanager
 def server(directory: Path) -> Iterator[Postgres]:
     """A server of our own with fences, as `takehold init` makes them, and as durable as a server is by default."""
-    with Postgres.start(directory, fsync="on") as postgres:
+    with Postgres.start(directory, fsync="off") as postgres:
         run(PostgresBackend(postgres.url()).init(Threads(), fence_from=None))
         yield postgres
 

@@ -8,7 +8,6 @@ import random
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import asyncpg
@@ -243,10 +242,9 @@ class _Interrupt(BaseException):
     """What the signal handler raises."""
 
 
-@contextmanager
-def interrupted_in(seconds: float) -> Iterator[None]:
-    """Raise out of a signal handler so much later, once, if the block still runs then."""
-    armed = True
+def interrupted_in(seconds: float, function: Callable[[], None]) -> None:
+    """Raise out of a signal handler so much later, once, if the function still runs then."""
+    armed = False
 
     def strike(*_: object) -> None:
         nonlocal armed
@@ -258,7 +256,8 @@ def interrupted_in(seconds: float) -> Iterator[None]:
     try:
         # Again and again until it is noticed: a signal just before the thread blocks does not wake it.
         signal.setitimer(signal.ITIMER_REAL, seconds, 0.02)
-        yield
+        armed = True
+        function()
         armed = False
     except _Interrupt:
         pass
@@ -314,8 +313,7 @@ def test_a_thread_interrupted_at_random_leaves_the_server_empty(postgres_url: st
             if kind != "free":
                 lane.take()
                 going = lane.let_go_in(0.003)
-            with interrupted_in(rng.choice((rng.uniform(0.00001, 0.001), rng.uniform(0.00001, 0.006)))):
-                _use(locks, kind)
+            interrupted_in(rng.choice((rng.uniform(0, 0.001), rng.uniform(0, 0.006))) + 1e-5, lambda: _use(locks, kind))
             if going is not None:
                 going.result()
             assert_nothing_left(locks, monitor, f"by {kind}, shot {shot}, seed {seed}")

@@ -8,10 +8,12 @@ from typing import TypeAlias
 from takehold.core.mutex import Mutex
 from takehold.core.owner import site_text
 from takehold.core.seat import Seat
+from takehold.core.want import Want
 
 __all__ = ["OrderBook"]
 
 MAX_EDGES = 10_000
+MAX_NOTED = 1_000
 _Template: TypeAlias = tuple[str, str, bytes]
 """Namespace, template and kind of key: two applications in one process have two orders."""
 
@@ -25,6 +27,8 @@ class OrderBook:
         self._sorted: dict[_Template, dict[_Template, str]] = {}
         """Pairs that one request took, in its sorted order: among themselves these cannot deadlock."""
         self._edges = 0
+        self._noted: set[Want] = set()
+        """The first want of requests that were looked at: it is one object with them, and they do not change."""
 
     def check(self, outer: Seat, asked: list[Seat]) -> str | None:
         """Note that `asked` is taken inside `outer`; a sentence when that inverts an order seen before.
@@ -39,6 +43,8 @@ class OrderBook:
 
     def check_request(self, seats: list[Seat]) -> str | None:
         """Note the order in which one request takes its own keys: nesting them the other way round inverts it."""
+        if seats[0].want in self._noted:
+            return None
         found = None
         for one, next_one in pairwise(seat for seat in seats if not seat.want.implied):
             first, second = _template(one), _template(next_one)
@@ -51,6 +57,9 @@ class OrderBook:
                     self._edges += 1
                 if (before := self._inner.get(second, {}).get(first)) is not None:
                     found = _sentence(first, second, line, before)
+        if len(self._noted) >= MAX_NOTED:
+            self._noted.clear()
+        self._noted.add(seats[0].want)
         return found
 
     def _note(self, outer: Seat, inner: Seat) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from takehold.backends._drivers.wire import Row, Statement
@@ -10,9 +10,14 @@ from takehold.backends.postgres.statements import UNLOCK, UNLOCK_ALL, UNLOCK_SHA
 from takehold.core.backend import Ask, Granted, Releasable
 from takehold.core.want import EXCLUSIVE
 
-__all__ = ["BUSY", "NotHeldThere", "Plan"]
+__all__ = ["BUSY", "NotHeldThere", "Plan", "array"]
 
 BUSY: Final[Granted] = ()
+
+
+def array(items: Iterable[object]) -> str:
+    """As the server reads one. A driver that encodes it item by item costs more than the lock."""
+    return "{" + ",".join(map(str, items)) + "}"
 
 
 class Plan:
@@ -49,13 +54,13 @@ class Plan:
         freed, freed_shared = self.freed
         tries, tries_shared = self.tries
         if self.walk[0]:
-            return known.walk, (*self.freed, *self.tries, *self.walk)
+            return known.walk, tuple([array(items) for items in (*self.freed, *self.tries, *self.walk)])
         if tries_shared or len(tries) > 1 or (tries and (freed_shared or len(freed) > 1)):
-            return known.batch, (*self.freed, *self.tries)
+            return known.batch, tuple([array(items) for items in (*self.freed, *self.tries)])
         if tries:
             return (known.ride, (freed[0], tries[0])) if freed else (known.one, (tries[0],))
         if len(freed) + len(freed_shared) > 1:
-            return UNLOCK_ALL, self.freed
+            return UNLOCK_ALL, tuple([array(items) for items in self.freed])
         if freed or freed_shared:
             return (UNLOCK, (freed[0],)) if freed else (UNLOCK_SHARED, (freed_shared[0],))
         return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from takehold.backends._drivers.wire import Row, ServerError, Statement, Wire, WireLost
 from takehold.backends.postgres.line import Line
-from takehold.backends.postgres.plan import BUSY, NotHeldThere, Plan
+from takehold.backends.postgres.plan import BUSY, NotHeldThere, Plan, array
 from takehold.backends.postgres.proving import Facts
 from takehold.backends.postgres.statements import UNLOCK, UNLOCK_ALL, UNLOCK_SHARED, statements
 from takehold.backends.postgres.waiters import OUT_OF_MEMORY, PostgresTurn, Waiters
@@ -312,7 +312,7 @@ class PostgresSession:
             for _ in range(2):
                 # Twice: a cancel that came late may hit the first.
                 with suppress(ServerError):
-                    await self.keeper.fetch(UNLOCK_ALL, exclusive, shared, seconds=self.options.reply)
+                    await self.keeper.fetch(UNLOCK_ALL, array(exclusive), array(shared), seconds=self.options.reply)
                     break
             else:
                 self.die(f"a failed statement could not be undone: {error}")

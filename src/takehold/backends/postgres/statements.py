@@ -17,8 +17,8 @@ FENCE_STEP: Final = 1024
 UNLOCK: Final = Statement("takehold_unlock", "SELECT pg_advisory_unlock($1::bigint)")
 UNLOCK_SHARED: Final = Statement("takehold_unlock_shared", "SELECT pg_advisory_unlock_shared($1::bigint)")
 _FREED: Final = """
-    (SELECT count(*) FILTER (WHERE NOT pg_advisory_unlock(k)) FROM unnest($1::bigint[]) AS r(k))
-  + (SELECT count(*) FILTER (WHERE NOT pg_advisory_unlock_shared(k)) FROM unnest($2::bigint[]) AS r(k))"""
+    (SELECT count(*) FILTER (WHERE NOT pg_advisory_unlock(k)) FROM unnest($1::text::bigint[]) AS r(k))
+  + (SELECT count(*) FILTER (WHERE NOT pg_advisory_unlock_shared(k)) FROM unnest($2::text::bigint[]) AS r(k))"""
 UNLOCK_ALL: Final = Statement("takehold_unlock_many", f"SELECT {_FREED}")
 UNFENCED: Final = "0::bigint"
 _NEXT: Final = "nextval('takehold.fence')"
@@ -56,16 +56,18 @@ def statements(fenced: bool) -> Statements:
     """The statements of one session."""
     fence, kind = (_NEXT, "fenced") if fenced else (UNFENCED, "plain")
     tries = f"""
-    ARRAY(SELECT CASE WHEN pg_try_advisory_lock(k) THEN {fence} END FROM unnest($3::bigint[]) AS t(k)),
-    ARRAY(SELECT CASE WHEN pg_try_advisory_lock_shared(k) THEN {fence} END FROM unnest($4::bigint[]) AS t(k))"""  # noqa: S608 - put together from constants
+    ARRAY(SELECT CASE WHEN pg_try_advisory_lock(k) THEN {fence} END FROM unnest($3::text::bigint[]) AS t(k)),
+    ARRAY(SELECT CASE WHEN pg_try_advisory_lock_shared(k) THEN {fence} END FROM unnest($4::text::bigint[]) AS t(k))"""  # noqa: S608 - put together from constants
     # $5 keys, $6 which of them shared, $7 and $8 where each caller's begin and end. A row that was locked does not
     # pass the filter, so the first one that passes is the first busy one, and no key behind it is touched.
     walk = """
     (SELECT array_agg(COALESCE(busy, 0) ORDER BY o) FROM walked), (SELECT array_agg(fence ORDER BY o) FROM walked)"""
-    walked = f"""WITH walked AS MATERIALIZED (
+    walked = f"""WITH given AS MATERIALIZED (SELECT $5::text::bigint[] AS keys, $6::text::boolean[] AS shared),
+    walked AS MATERIALIZED (
         SELECT a.o, b.busy, CASE WHEN b.busy IS DISTINCT FROM 1 THEN {fence} END AS fence
-        FROM unnest($7::int[], $8::int[]) WITH ORDINALITY AS a(first, last, o) CROSS JOIN LATERAL (
-            SELECT (SELECT t.n FROM unnest(($5::bigint[])[a.first:a.last], ($6::boolean[])[a.first:a.last])
+        FROM given AS g, unnest($7::text::int[], $8::text::int[]) WITH ORDINALITY AS a(first, last, o)
+        CROSS JOIN LATERAL (
+            SELECT (SELECT t.n FROM unnest(g.keys[a.first:a.last], g.shared[a.first:a.last])
                 WITH ORDINALITY AS t(k, s, n)
                 WHERE NOT CASE WHEN t.s THEN pg_try_advisory_lock_shared(t.k) ELSE pg_try_advisory_lock(t.k) END
                 LIMIT 1) AS busy OFFSET 0) AS b)"""  # noqa: S608

@@ -221,6 +221,7 @@ class PostgresTurn:
         self._beside = beside
         self._since = 0.0
         self._asked: Ask | None = None
+        self._inquired = False
         self._backoff = Backoff(0.005, 0.1, session.rt.random)
 
     async def take(self, deadline: Deadline, seconds: float) -> Grant | None:
@@ -228,6 +229,8 @@ class PostgresTurn:
         session = self._session
         session.admit(1)
         waiters = session.waiters
+        if (grant := await self._ask_first(deadline)) is not None:
+            return grant
         wire = waiters.wire_of(self) or await self._begin(deadline)
         if wire is None:
             return await self._poll(deadline, seconds)
@@ -253,6 +256,12 @@ class PostgresTurn:
                 await self.leave()
             return None
         return waiters.granted(wire, self._want, rows[0][0])
+
+    async def _ask_first(self, deadline: Deadline) -> Grant | None:
+        """Another connection keeps something, this key perhaps until a moment ago: ask before one more is opened."""
+        if self._asked is not None or not self._session.kept or self._session.waiters.wire_of(self) is not None:
+            return None
+        return await self._poll(deadline, 0.0)
 
     async def _begin(self, deadline: Deadline) -> Wire | None:
         """Ask the server to wait, if there is a connection for it."""
