@@ -34,7 +34,11 @@ PATIENCE: Final = 600.0
 
 @contextmanager
 def server(directory: Path) -> Iterator[Postgres]:
-    """A server of our own with fences, as `takehold init` makes them, and as durable as a server is by default."""
+    """A server of our own with fences, as `takehold init` makes them.
+
+    Without fsync, like the servers of the tests: the disk of the machine is not the question. With it a fence costs a
+    flush of the log with every 32nd statement, which the peers, who have no fences, do not pay.
+    """
     with Postgres.start(directory, fsync="off") as postgres:
         run(PostgresBackend(postgres.url()).init(Threads(), fence_from=None))
         yield postgres

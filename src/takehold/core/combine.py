@@ -308,18 +308,18 @@ class Combiner:
 
     def _statement(self, releases: Sequence[Releasable], ask: Ask | None, mine: Ask) -> None:
         self.statements += 1
-        batch = [] if ask is None else [ask]
         try:
             self.session.apply_quickly(releases, mine, mine.until - self._rt.now())
         except (SessionLost, Refused) as failure:
-            self._deliver(batch, [], _error_of(failure))
+            self._deliver([] if ask is None else [ask], [], _error_of(failure))
         except BaseException as failure:
             if mine.granted is None:
+                batch = [] if ask is None else [ask]
                 self._leave(batch, batch, mine, failure)
             if isinstance(failure, Unanswered):
                 raise _unanswered() from None
             raise
-        if self._late_releases():
+        if self._releases and self._late_releases():
             run(self._serve(mine))
         self._lead_on(mine)
 

@@ -11,7 +11,6 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any, Final
 
 from takehold.core.asking import ask, ask_alone, ask_together
@@ -356,10 +355,11 @@ class Desk:
 
     def let_back(self, grants: list[Releasable]) -> None:
         """At the end of a thread's block: see that these go back, now or with whoever is at work on the wire."""
-        # A server that does not answer has them noted, or its session ends: either way nothing is ours any more.
-        with suppress(BackendUnavailable):
+        try:
             if self._combiner is not None and not self._combiner.give_quickly():
                 run(self._combiner.given_back(grants, surely=False))
+        except BackendUnavailable:
+            pass  # it does not answer: they are noted, or its session ends; either way nothing is ours any more
 
     async def given_back(self, grants: list[Releasable]) -> None:
         """Wait until the backend has these back."""

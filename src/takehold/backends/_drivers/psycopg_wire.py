@@ -99,14 +99,15 @@ class PsycopgWire:
             if self.lost is not None:
                 raise WireLost(self.lost)
             named = self._named and statement.name
-            if named and statement.name not in self._prepared:
+            if named and named not in self._prepared:
                 self._prepare(statement)
             self._results = []
             if named:
                 self._conn.send_query_prepared(statement.label, [_encoded(arg) for arg in args])
             else:
                 self._conn.send_query_params(statement.sql.encode(), [_encoded(arg) for arg in args])
-            self._flush()
+            if self._conn.flush():
+                self._flush()
         except OperationalError as error:
             self._fail(str(error).strip())
             raise WireLost(self.lost) from error
