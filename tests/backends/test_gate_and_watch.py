@@ -22,7 +22,7 @@ from takehold import AsyncLocks, Hold, Locks
 from takehold.backends.file import FileBackend, cycle
 from takehold.backends.file import session as sessions
 from takehold.backends.file.directory import lock_record
-from takehold.core import desk as desks
+from takehold.core import standing
 from takehold.runtime import Threads
 from takehold.testing import Taker
 from tests.backends.elsewhere import evicted_elsewhere
@@ -271,8 +271,8 @@ class TestTheGate:
             readings.append(True)
             return real_read(where)
 
-        monkeypatch.setattr(desks, "DEADLOCK_FIRST", 0.05)
-        monkeypatch.setattr(desks, "DEADLOCK_AGAIN", 0.05)
+        monkeypatch.setattr(standing, "DEADLOCK_FIRST", 0.05)
+        monkeypatch.setattr(standing, "DEADLOCK_AGAIN", 0.05)
         monkeypatch.setattr(sessions.FileSession, "deadlock", look)
         monkeypatch.setattr(module, "boards", read)
 

@@ -99,7 +99,7 @@ class Hammer:
         try:
             while any(slot.process for slot in self.slots):
                 assert time.monotonic() < until, f"only {self.holds} operations in {seconds} s"
-                self._wait(self.rng.uniform(0.02, 0.12))
+                self._wait(self.rng.uniform(0.2, 0.4) if self.deaf else self.rng.uniform(0.02, 0.12))
                 for slot in self.slots:
                     if slot.process is not None and slot.process.poll() is not None:
                         self.end(slot, None)
@@ -137,6 +137,8 @@ class Hammer:
         kind = self.rng.choices(list(kinds), list(kinds.values()))[0]
         if self.rng.random() < 0.02:
             kind = self.restart
+        if self.deaf:
+            kind = self.cut_off
         living = [slot for slot in self.slots if slot.process is not None and not slot.paused]
         if living:
             kind(self.rng.choice(living))
@@ -163,6 +165,11 @@ class Hammer:
         assert slot.process is not None
         self.pause(slot)
         slot.resume_at = max(slot.resume_at, time.monotonic() + 0.2)
+        self.cut_off(slot)
+
+    def cut_off(self, slot: Slot) -> None:
+        """All its sessions end."""
+        assert slot.process is not None
         mine = f"takehold%:{slot.process.pid}"
         self._cut(self._query(f"{OURS} AND application_name LIKE %s", DATABASE, mine))
 
@@ -254,7 +261,7 @@ def test_a_night_in_which_nobody_is_told_is_found_out(tmp_path: Path) -> None:
     """A planted bug: the desk does not listen when a session dies."""
     with Postgres.start(tmp_path) as server:
         prepared(server)
-        hammer = Hammer(server, tmp_path, 2_000, deaf=True)
+        hammer = Hammer(server, tmp_path, 6_000, deaf=True)
         hammer.run(150)
         found, facts = judged(hammer)
         print(json.dumps(facts))  # noqa: T201

@@ -295,11 +295,9 @@ def assert_nothing_left(locks: takehold.Locks, monitor: Monitor, when: str) -> N
 
 KINDS = ["free", "held", "several", "shared", "timeout"]
 dropped = pytest.mark.filterwarnings("ignore::ResourceWarning")  # a hold that was dropped is warned about
-known = pytest.mark.xfail(reason="an interrupt between two steps of the core leaves something behind", strict=False)
 unraised = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@known
 @dropped
 @unraised
 @pytest.mark.covers("L-9", "L-10")
@@ -319,7 +317,6 @@ def test_a_thread_interrupted_at_random_leaves_the_server_empty(postgres_url: st
             assert_nothing_left(locks, monitor, f"by {kind}, shot {shot}, seed {seed}")
 
 
-@known
 @dropped
 @unraised
 @pytest.mark.covers("L-9", "L-10")
@@ -349,7 +346,6 @@ def test_a_thread_interrupted_at_any_call_leaves_the_server_empty(
 # -- cut at that moment ----------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="the core seats a grant without looking whether its session still lives", strict=False)
 @pytest.mark.covers("L-13")
 def test_a_hold_whose_session_dies_as_it_is_granted_is_told(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is there, its session dies, and only then does the waiter run: nobody would tell it."""

@@ -17,7 +17,7 @@ from takehold.runtime import Runtime, run
 if TYPE_CHECKING:
     from takehold.core.desk import Desk
 
-__all__ = ["ask", "ask_alone", "ask_quickly", "ask_together", "collect", "post", "take_back"]
+__all__ = ["ask", "ask_alone", "ask_quickly", "ask_together", "collect", "post", "take_back", "vouch"]
 
 
 def _until(deadline: Deadline | None, rt: Runtime) -> float:
@@ -58,19 +58,17 @@ def ask_quickly(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> b
         return None
     if combiner.session.room < 1:
         combiner.session.admit(1)
-    with desk._mutex:
-        if not register.ask_alone(seat, session):
-            return None
     patience = ANSWER_WITHIN if seconds is not None and seconds < ANSWER_WITHIN else seconds
     question = Ask((seat.want,), math.inf if patience is None else rt.now() + patience)
     try:
+        with desk._mutex:
+            if not register.ask_alone(seat, session):
+                return None
         if not combiner.ask_quickly(question):
             run(combiner.through(question))
         return collect(desk, seat, question, rt, True)
     except BaseException:
-        if seat.entry is not None:
-            seat.entry.asking = False
-        run(desk._abandon([seat], rt))
+        run(take_back(desk, [seat], question, rt))
         raise
 
 
@@ -79,6 +77,9 @@ def collect(desk: Desk, seat: Seat, question: Ask, rt: Runtime, waits: bool) -> 
     register = desk._register
     if question.granted:
         fence: Any = question.granted[0]
+        session = seat.session
+        assert session is not None
+        after = None
         with desk._mutex:
             if seat.entry is None:
                 try:
@@ -86,13 +87,15 @@ def collect(desk: Desk, seat: Seat, question: Ask, rt: Runtime, waits: bool) -> 
                 except BaseException:
                     register.sit_alone(seat, fence)
                     raise
-                return True
-            # Somebody came to stand behind it meanwhile.
-            after = Aftermath()
-            seat.entry.asking = False
-            assert seat.session is not None
-            desk._decide(register.settle, seat, Grant(seat.session, seat.want, fence, rt.now_ns()), after)
-        desk._finish(after)
+            else:
+                # Somebody came to stand behind it meanwhile.
+                after = Aftermath()
+                seat.entry.asking = False
+                desk._decide(register.settle, seat, Grant(session, seat.want, fence, rt.now_ns()), after)
+        if after is not None:
+            desk._finish(after)
+        if session.lost is not None:
+            vouch(desk, [seat])
         return True
     if question.error is not None:
         raise question.error
@@ -100,13 +103,25 @@ def collect(desk: Desk, seat: Seat, question: Ask, rt: Runtime, waits: bool) -> 
     return False
 
 
-async def take_back(desk: Desk, seat: Seat, question: Ask, rt: Runtime) -> None:
-    """Leave a posted question before its answer, or after it: nothing is held or in line afterwards."""
-    assert desk._combiner is not None
-    desk._combiner.give_up(question)
-    if seat.entry is not None:
-        seat.entry.asking = False
-    await desk._abandon([seat], rt)
+def vouch(desk: Desk, seats: list[Seat]) -> None:
+    """Tell those whose session died between its answer and their sitting down: nobody else knew of them."""
+    for seat in seats:
+        if seat.state == HELD and seat.session is not None and seat.session.lost is not None:
+            desk.lose(seat, seat.session.lost)
+
+
+async def take_back(desk: Desk, seats: list[Seat], question: Ask, rt: Runtime) -> None:
+    """Leave a question before its answer, or after it: nothing is held or in line afterwards."""
+    combiner = desk._combiner
+    assert combiner is not None
+    # Seats that sit already give back what they sit on, themselves.
+    late = [] if seats[0].state == HELD else combiner.give_up(question)
+    for seat in seats:
+        if seat.entry is not None:
+            seat.entry.asking = False
+    await desk._abandon(seats, rt)
+    if late:
+        await rt.shield(combiner.given_back(late))
 
 
 async def ask_alone(desk: Desk, seat: Seat, session: Session, deadline: Deadline | None, rt: Runtime) -> bool | None:
@@ -125,8 +140,7 @@ async def ask_alone(desk: Desk, seat: Seat, session: Session, deadline: Deadline
         await combiner.through(question)
         return collect(desk, seat, question, rt, waits=deadline is not None)
     except BaseException:
-        if seat.entry is not None:
-            seat.entry.asking = False
+        await take_back(desk, [seat], question, rt)
         raise
 
 
@@ -139,17 +153,16 @@ async def ask_together(desk: Desk, seats: list[Seat], session: Session, deadline
         if register.session is not session or not register.ask_all(seats, session):
             return 0
     question = Ask(tuple([seat.want for seat in seats]), _until(deadline, rt))
+    after = Aftermath()
     try:
         answer = await combiner.ask(question)
+        with desk._mutex:
+            desk._decide(_sit_together, desk, seats, answer, after, rt)
     except BaseException:
-        for seat in seats:
-            if seat.entry is not None:
-                seat.entry.asking = False
+        await take_back(desk, seats, question, rt)
         raise
-    after = Aftermath()
-    with desk._mutex:
-        desk._decide(_sit_together, desk, seats, answer, after, rt)
     desk._finish(after)
+    vouch(desk, seats)
     return len(answer)
 
 
@@ -219,6 +232,7 @@ async def ask(desk: Desk, seats: list[Seat], deadline: Deadline | None, rt: Runt
             if seat is not asked[0]:
                 register.step_back(seat, after)
     desk._finish(after)
+    vouch(desk, asked)
     return len(answer)
 
 

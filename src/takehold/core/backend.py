@@ -222,6 +222,9 @@ class TripSession(Session, Protocol):
         `Refused` when nothing was granted and everybody who asked is to be told why.
         """
 
+    def die(self, reason: str) -> None:
+        """End it, and tell every hold on it. Idempotent."""
+
     def overdue(self, seconds: float) -> None:
         """A statement has been unanswered for so long: give the session up when that is too long. For tasks."""
 

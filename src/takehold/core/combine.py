@@ -42,6 +42,8 @@ class Combiner:
         self._kicked = False
         """Busy only in so far as releases leave at the end of this turn of the loop."""
         self._sent_at = 0.0
+        self._begun = False
+        """Whether the session has the statement that is being served."""
         self._pending: list[Ask] = []
         self._sent: list[Ask] = []
         self._releases: list[Releasable] = []
@@ -77,6 +79,9 @@ class Combiner:
 
     def give(self, given: list[Releasable]) -> None:
         """Note releases; they leave with the next statement, or in this turn of the loop when the wire is idle."""
+        if any(one.session is not self.session for one in given):
+            # A late one of the session before: it went with it, and the key may be somebody else's by now.
+            given = [one for one in given if one.session is self.session]
         with self._mutex:
             self._releases += given
             kick = not self._busy and not self.threads
@@ -142,8 +147,9 @@ class Combiner:
             ask.given_up = True
             if not ask.sent and ask in self._pending:
                 self._pending.remove(ask)
-            # Under the mutex: what is answered after this goes back by itself.
-            late = self._grants(ask)
+            # Under the mutex: what is answered after this goes back by itself. And once only.
+            late = [] if ask.lost else self._grants(ask)
+            ask.lost = ask.lost or bool(late)
         self._lead_on(ask)
         if late:
             self.give(late)
@@ -159,21 +165,40 @@ class Combiner:
     async def _serve(self, mine: Ask | None) -> None:
         """Send what is pending, again and again: a thread until its own is answered, a task until nothing is left."""
         while True:
-            with self._mutex:
-                batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
-                releases, self._releases = self._releases, []
-                if not batch and not releases:
-                    self._busy = False
-                    if mine is not None:
-                        mine.lead = False
-                    return
-                for ask in batch:
-                    ask.sent = True
-                self._sent = batch
-            await self._send(releases, batch, mine)
+            batch: list[Ask] = []
+            releases: list[Releasable] = []
+            self._begun = False
+            try:
+                with self._mutex:
+                    batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
+                    releases, self._releases = self._releases, []
+                    if not batch and not releases:
+                        self._busy = False
+                        if mine is not None:
+                            mine.lead = False
+                        return
+                    for ask in batch:
+                        ask.sent = True
+                    self._sent = batch
+                await self._send(releases, batch, mine)
+            except BaseException:
+                if not self._begun:
+                    self._put_back(releases, batch)
+                raise
             if mine is not None and (mine.granted is not None or mine.error is not None) and not self._late_releases():
                 self._lead_on(mine)
                 return
+
+    def _put_back(self, releases: list[Releasable], batch: list[Ask]) -> None:
+        """Interrupted before anything was sent: as it was, and somebody else sends the releases."""
+        with self._mutex:
+            self._pending[:0] = batch
+            self._releases[:0] = releases
+            self._sent = []
+            for ask in batch:
+                ask.sent = False
+        if releases and self.threads:
+            self._rt.spawn(self.given_back(releases), NAME)
 
     def _late_releases(self) -> bool:
         """Whether a grant came back for somebody who had left, with nobody behind us who would give it back."""
@@ -200,6 +225,7 @@ class Combiner:
         """One statement and its answer; when we must leave before it is there, somebody else waits for it."""
         asks = [ask for ask in batch if ask.wants]
         if not asks and not releases:
+            self._begun = True
             self._deliver(batch, [], None)
             return
         self.statements += 1
@@ -210,16 +236,18 @@ class Combiner:
         else:
             self._watch()
         try:
-            answers = await self.session.apply(releases, asks, seconds)
-        except (SessionLost, Refused) as failure:
-            self._deliver(batch, [], _error_of(failure))
+            try:
+                self._begun = True
+                answers = await self.session.apply(releases, asks, seconds)
+                # Inside: an interrupt on the way to it finds a session that cannot be trusted, and not a lost answer.
+                self._deliver(batch, list(zip(asks, answers, strict=True)), None)
+            except (SessionLost, Refused) as failure:
+                self._deliver(batch, [], _error_of(failure))
         except BaseException as failure:
             self._leave(batch, asks, mine, failure)
             if isinstance(failure, Unanswered):
                 raise _unanswered() from None
             raise
-        else:
-            self._deliver(batch, list(zip(asks, answers, strict=True)), None)
 
     def _leave(self, batch: list[Ask], asks: list[Ask], mine: Ask | None, failure: BaseException) -> None:
         """The leader must go before the answer is there: another thread reads it, or the session ends."""
@@ -228,20 +256,20 @@ class Combiner:
             self._rt.spawn(self._read_on(batch, asks), NAME)
         else:
             # What the statement did is unknown, so nothing that this session says can be believed any more.
-            self.session.close()
+            self.session.die(f"a lock statement was interrupted: {failure!r}")
             self._deliver(batch, [], BackendUnavailable(f"a lock statement was interrupted: {failure!r}"))
 
     async def _read_on(self, batch: list[Ask], asks: list[Ask]) -> None:
         """In a thread of its own: the answer that its leader could not wait for, then whatever is pending."""
         try:
-            answers = await self.session.answer()
-        except (SessionLost, Refused) as failure:
-            self._deliver(batch, [], _error_of(failure))
+            try:
+                answers = await self.session.answer()
+                self._deliver(batch, list(zip(asks, answers, strict=True)), None)
+            except (SessionLost, Refused) as failure:
+                self._deliver(batch, [], _error_of(failure))
         except BaseException as failure:
             self._leave(batch, asks, None, failure)
             raise
-        else:
-            self._deliver(batch, list(zip(asks, answers, strict=True)), None)
         finally:
             await self._serve(None)
 
@@ -276,11 +304,12 @@ class Combiner:
         """One question on the caller's own stack, with nothing around it; False when the wire is not idle."""
         if not self.session.quick:
             return False
-        with self._mutex:
-            if self._busy or self._releases or self._pending:
-                return False
-            ask.lead = ask.sent = self._busy = True
         try:
+            # Inside: a Ctrl-C between these lines must not leave a lead that nobody has.
+            with self._mutex:
+                if self._busy or self._releases or self._pending:
+                    return False
+                ask.lead = ask.sent = self._busy = True
             self._statement((), ask, ask)
         except BaseException:
             if late := self.give_up(ask):
@@ -292,27 +321,36 @@ class Combiner:
         """The same for one release that was noted."""
         if not self.session.quick:
             return False
-        with self._mutex:
-            if self._busy or self._pending or len(self._releases) != 1 or self._releases[0].handle is not None:
-                return False
-            releases, self._releases = self._releases, []
-            self._busy = True
-            mine = Ask((), self._rt.now() + ANSWER_WITHIN)
-            mine.lead = True
+        mine = Ask((), self._rt.now() + ANSWER_WITHIN)
         try:
-            self._statement(releases, None, mine)
+            with self._mutex:
+                if self._busy or self._pending or len(self._releases) != 1 or self._releases[0].handle is not None:
+                    return False
+                mine.lead = self._busy = True
+            # It stays noted until it is done, or surely on its way.
+            self._statement(self._releases[:1], None, mine)
         except BaseException:
+            if not mine.sent:
+                # Interrupted before anything was sent: somebody must do it.
+                self._rt.spawn(self.given_back(self._releases[:1]), NAME)
             self._lead_on(mine)
             raise
         return True
 
     def _statement(self, releases: Sequence[Releasable], ask: Ask | None, mine: Ask) -> None:
         self.statements += 1
+        seconds = mine.until - self._rt.now()
+        mine.sent = True
         try:
-            self.session.apply_quickly(releases, mine, mine.until - self._rt.now())
-        except (SessionLost, Refused) as failure:
-            self._deliver([] if ask is None else [ask], [], _error_of(failure))
+            try:
+                self.session.apply_quickly(releases, mine, seconds)
+            except (SessionLost, Refused) as failure:
+                self._deliver([] if ask is None else [ask], [], _error_of(failure))
+            if ask is None:
+                del self._releases[:1]
         except BaseException as failure:
+            if ask is None:
+                del self._releases[:1]
             if mine.granted is None:
                 batch = [] if ask is None else [ask]
                 self._leave(batch, batch, mine, failure)

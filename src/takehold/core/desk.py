@@ -17,6 +17,7 @@ from takehold.core.asking import ask, ask_alone, ask_together
 from takehold.core.backend import Backend, Releasable, Session
 from takehold.core.combine import ANSWER_WITHIN, Combiner
 from takehold.core.deadline import Deadline
+from takehold.core.giving import give_alone
 from takehold.core.opening import Opening
 from takehold.core.order import OrderBook
 from takehold.core.record import HoldRecord
@@ -259,38 +260,19 @@ class Desk:
         """Let go, in reverse. What a trip session must still give back is returned."""
         if seats[0].caller.listeners:
             seats[0].caller.tell_released(seats, self.rt.now_ns())
-        if len(seats) == 1:
+        if not self.at_once:
+            if (pending := give_alone(self, seats)) is not None:
+                return pending or None
+        elif len(seats) == 1:
             seat = seats[0]
             with self._mutex:
-                if seat.state != HELD:
-                    return None
                 try:
-                    alone = self._register.release_alone(seat)
+                    if seat.state != HELD or self._register.release_alone(seat):
+                        return None
                 except BaseException:
                     self._register.release_alone(seat)
-                    if not self.at_once:
-                        self._after_alone([seat])
                     raise
-            if alone:
-                return None if self.at_once else self._after_alone([seat])
-        elif not self.at_once:
-            entries = self._register.entries
-            with self._mutex:
-                alone = all(entries.get(seat.want.id) is seat and seat.state == HELD for seat in seats)
-                if alone:
-                    self._decide(self._register.release_all_alone, seats)
-            if alone:
-                return self._after_alone(seats[::-1])
         return self.undo(seats)
-
-    def _after_alone(self, seats: list[Seat]) -> list[Releasable] | None:
-        """A trip session must still give back what seats alone stood for."""
-        session = seats[0].session
-        if session is None or session.lost is not None or self._combiner is None:
-            return None
-        pending: list[Releasable] = [*seats]
-        self._combiner.give(pending)
-        return pending
 
     def undo(self, seats: Iterable[Seat]) -> list[Releasable] | None:
         """Let go of held seats and take the others out of the line, in reverse: leaves nothing behind."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from takehold.core.asking import vouch
 from takehold.core.deadline import Deadline
 from takehold.core.register import Aftermath
 from takehold.core.seat import HELD, QUEUED, Seat
@@ -61,6 +62,7 @@ async def _negotiate(desk: Desk, seat: Seat, deadline: Deadline, rt: Runtime) ->
             with desk._mutex:
                 desk._decide(desk._register.settle, seat, grant, after)
             desk._finish(after)
+            vouch(desk, [seat])
     except BaseException:
         if seat.state != HELD:
             await rt.shield(turn.leave())

@@ -272,7 +272,7 @@ class AsyncLock(BaseLock):
                 await asked.event  # type: ignore[misc]
                 granted = collect(desk, seats[0], asked, rt, True)
             except BaseException:
-                await take_back(desk, seats[0], asked, rt)
+                await take_back(desk, seats, asked, rt)
                 raise
             if granted and not locks._caller.listeners and type(patience) is not AdaptiveTimeout:
                 return

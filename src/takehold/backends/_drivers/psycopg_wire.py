@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -301,7 +302,7 @@ class PsycopgWire:
             self._inside = False
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
+        if getattr(self, "_fd", -1) >= 0 and not sys.is_finalizing():
             self._hang_up()
 
 

@@ -7,6 +7,7 @@ sent by the combiner, one at a time.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -387,7 +388,8 @@ class PostgresSession:
             self.ear.after_fork()
 
     def __del__(self) -> None:
-        if hasattr(self, "waiters"):
+        # At the end of the interpreter a daemon thread may have stopped with a mutex in its hands; the kernel hangs up.
+        if hasattr(self, "waiters") and not sys.is_finalizing():
             self.close()
 
     # -- seeing --------------------------------------------------------------------------------------

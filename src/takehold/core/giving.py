@@ -1,0 +1,47 @@
+"""Giving back over a wire, in the plain case: seats that stand for their entries, with nobody in line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from takehold.core.backend import Releasable
+from takehold.core.seat import GONE, HELD, Seat
+
+if TYPE_CHECKING:
+    from takehold.core.desk import Desk
+
+__all__ = ["give_alone"]
+
+
+def give_alone(desk: Desk, seats: list[Seat]) -> list[Releasable] | None:
+    """Let go of these: what must still go back, which is noted. None when it is not the plain case."""
+    held = [seat for seat in seats if seat.state == HELD]
+    try:
+        return _give_alone(desk, seats)
+    except BaseException:
+        # Interrupted after the seat was gone and before that was noted: nobody else would give it back.
+        noted = desk._combiner._releases if desk._combiner is not None else []
+        if loose := [seat for seat in held if seat.state == GONE and seat not in noted]:
+            desk._send_off(_note(desk, loose))
+        raise
+
+
+def _give_alone(desk: Desk, seats: list[Seat]) -> list[Releasable] | None:
+    register = desk._register
+    with desk._mutex:
+        if len(seats) == 1 and seats[0].state != HELD:
+            return []
+        if not all(register.entries.get(seat.want.id) is seat and seat.state == HELD for seat in seats):
+            return None
+        desk._decide(register.release_all_alone, seats)
+    return _note(desk, seats[::-1])
+
+
+def _note(desk: Desk, seats: list[Seat]) -> list[Releasable]:
+    """The session must still give back what these stood for, unless it is gone and has given back everything."""
+    session, combiner = seats[0].session, desk._combiner
+    if session is None or session.lost is not None or combiner is None:
+        return []
+    pending: list[Releasable] = [*seats]
+    combiner.give(pending)
+    return pending
