@@ -79,7 +79,7 @@ class Combiner:
 
     def give(self, given: list[Releasable]) -> None:
         """Note releases; they leave with the next statement, or in this turn of the loop when the wire is idle."""
-        if any(one.session is not self.session for one in given):
+        if given[0].session is not self.session or (len(given) > 1 and given[-1].session is not self.session):
             # A late one of the session before: it went with it, and the key may be somebody else's by now.
             given = [one for one in given if one.session is self.session]
         with self._mutex:

@@ -15,7 +15,9 @@ __all__ = ["give_alone"]
 
 def give_alone(desk: Desk, seats: list[Seat]) -> list[Releasable] | None:
     """Let go of these: what must still go back, which is noted. None when it is not the plain case."""
-    held = [seat for seat in seats if seat.state == HELD]
+    if len(seats) == 1 and seats[0].state != HELD:
+        return []
+    held = seats if len(seats) == 1 else [seat for seat in seats if seat.state == HELD]
     try:
         return _give_alone(desk, seats)
     except BaseException:
@@ -29,11 +31,18 @@ def give_alone(desk: Desk, seats: list[Seat]) -> list[Releasable] | None:
 def _give_alone(desk: Desk, seats: list[Seat]) -> list[Releasable] | None:
     register = desk._register
     with desk._mutex:
-        if len(seats) == 1 and seats[0].state != HELD:
-            return []
-        if not all(register.entries.get(seat.want.id) is seat and seat.state == HELD for seat in seats):
-            return None
-        desk._decide(register.release_all_alone, seats)
+        if len(seats) == 1:
+            seat = seats[0]
+            try:
+                if not register.release_alone(seat):
+                    return None
+            except BaseException:
+                register.release_alone(seat)
+                raise
+        else:
+            if not all(register.entries.get(seat.want.id) is seat and seat.state == HELD for seat in seats):
+                return None
+            desk._decide(register.release_all_alone, seats)
     return _note(desk, seats[::-1])
 
 

@@ -88,8 +88,9 @@ class AsyncLocks(BaseLocks):
                 # Also what blocks have let go of a moment ago, and is still on its way.
                 await self._desk.given_back(self._desk.release_all(self._caller, _current()) or [])
                 leave(self._desk, self._caller)
-                # Transports that were told to close do it in the next turn of the loop.
-                await asyncio.sleep(0)
+                # Transports that were told to close do it in a later turn of the loop; there may be none after us.
+                for _ in range(5):
+                    await asyncio.sleep(0)
             self._desk, self._place = None, (None, None)
 
     async def __aenter__(self) -> Self:
