@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from takehold.core.backend import Ask, Grant, Granted, Session
-from takehold.core.combine import ANSWER_WITHIN, Combiner
+from takehold.core.combine import ANSWER_WITHIN
 from takehold.core.deadline import Deadline
 from takehold.core.register import Aftermath
 from takehold.core.seat import HELD, NEW, Seat
@@ -26,6 +26,11 @@ def _until(deadline: Deadline | None, rt: Runtime) -> float:
     return soon if deadline is None else max(soon, deadline.at)
 
 
+def _question(seat: Seat, seconds: float | None, rt: Runtime) -> Ask:
+    """The same for one key and a time in seconds, without a deadline object: for ever when there is none."""
+    return Ask((seat.want,), math.inf if seconds is None else rt.now() + max(seconds, ANSWER_WITHIN))
+
+
 def post(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> Ask | None:
     """Begin the plain case without waiting: one key that nobody here has, on a live session. None when it is not that.
 
@@ -40,8 +45,7 @@ def post(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> Ask | No
     with desk._mutex:
         if not register.ask_alone(seat, session):
             return None
-    patience = ANSWER_WITHIN if seconds is not None and seconds < ANSWER_WITHIN else seconds
-    question = Ask((seat.want,), math.inf if patience is None else rt.now() + patience)
+    question = _question(seat, seconds, rt)
     question.event = rt.signal()
     combiner.post(question)
     return question
@@ -58,8 +62,7 @@ def ask_quickly(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> b
         return None
     if combiner.session.room < 1:
         combiner.session.admit(1)
-    patience = ANSWER_WITHIN if seconds is not None and seconds < ANSWER_WITHIN else seconds
-    question = Ask((seat.want,), math.inf if patience is None else rt.now() + patience)
+    question = _question(seat, seconds, rt)
     try:
         with desk._mutex:
             if not register.ask_alone(seat, session):
@@ -146,18 +149,23 @@ async def ask_alone(desk: Desk, seat: Seat, session: Session, deadline: Deadline
 
 async def ask_together(desk: Desk, seats: list[Seat], session: Session, deadline: Deadline | None, rt: Runtime) -> int:
     """Several keys that nobody here has: one question, no queue. How many were granted, from the front."""
-    combiner, register = desk._combiner, desk._register
-    assert combiner is not None
-    combiner.session.admit(len(seats))
+    register = desk._register
     with desk._mutex:
         if register.session is not session or not register.ask_all(seats, session):
             return 0
-    question = Ask(tuple([seat.want for seat in seats]), _until(deadline, rt))
+    return await _answered(desk, seats, Ask(tuple([seat.want for seat in seats]), _until(deadline, rt)), rt, None)
+
+
+async def _answered(desk: Desk, seats: list[Seat], question: Ask, rt: Runtime, agent: Seat | None) -> int:
+    """Wait for the answer and let sit down what was granted, from the front; how many that were."""
+    combiner = desk._combiner
+    assert combiner is not None
     after = Aftermath()
     try:
+        combiner.session.admit(len(seats))
         answer = await combiner.ask(question)
         with desk._mutex:
-            desk._decide(_sit_together, desk, seats, answer, after, rt)
+            desk._decide(_sit_together, desk, seats, answer, after, rt, agent)
     except BaseException:
         await take_back(desk, seats, question, rt)
         raise
@@ -166,8 +174,13 @@ async def ask_together(desk: Desk, seats: list[Seat], session: Session, deadline
     return len(answer)
 
 
-def _sit_together(desk: Desk, seats: list[Seat], answer: Granted, after: Aftermath, rt: Runtime) -> None:
-    """Under the mutex: those that were granted sit down, the others are as if they had not been asked for."""
+def _sit_together(
+    desk: Desk, seats: list[Seat], answer: Granted, after: Aftermath, rt: Runtime, agent: Seat | None
+) -> None:
+    """Under the mutex: those that were granted sit down, the others are as if they had not been asked for.
+
+    Not the agent: it stays at the head of its line, to wait for everybody.
+    """
     register = desk._register
     for seat, got in zip(seats, answer, strict=False):
         if seat.entry is None and not isinstance(got, Grant):
@@ -179,9 +192,10 @@ def _sit_together(desk: Desk, seats: list[Seat], answer: Granted, after: Afterma
             register.settle(seat, seat.grant or grant, after)
     for seat in seats[len(answer) :]:
         if seat.entry is not None:
+            # Readers that waited for this very answer look again.
             seat.entry.asking = False
             after.wake += [other for other in seat.entry.queue or () if other is not seat]
-        if seat.state != NEW:
+        if seat is not agent and seat.state != NEW:
             register.step_back(seat, after)
 
 
@@ -207,34 +221,9 @@ def _refused(desk: Desk, seat: Seat, rt: Runtime, *, waits: bool) -> None:
 
 async def ask(desk: Desk, seats: list[Seat], deadline: Deadline | None, rt: Runtime) -> int:
     """Ask for the agent's seat and for every following one that nobody here has; how many were granted."""
-    combiner, register = desk._combiner, desk._register
-    assert combiner is not None
     with desk._mutex:
-        asked = register.claim(seats, rt)
+        asked = desk._register.claim(seats, rt)
     first = asked[0].entry
-    question = Ask(tuple(seat.want for seat in asked), _until(deadline, rt))
+    question = Ask(tuple([seat.want for seat in asked]), _until(deadline, rt))
     question.beside = first is not None and first.occupied
-    try:
-        combiner.session.admit(len(asked))
-        answer = await combiner.ask(question)
-    finally:
-        for seat in asked:
-            if seat.entry is not None:
-                seat.entry.asking = False
-    after = Aftermath()
-    with desk._mutex:
-        for seat, got in zip(asked, answer, strict=False):
-            desk._decide(register.settle, seat, _grant(combiner, seat, got, rt), after)
-        for seat in asked[len(answer) :]:
-            if seat.entry is not None:
-                # Readers that waited for this very answer look again.
-                after.wake += [other for other in seat.entry.queue or () if other is not seat]
-            if seat is not asked[0]:
-                register.step_back(seat, after)
-    desk._finish(after)
-    vouch(desk, asked)
-    return len(answer)
-
-
-def _grant(combiner: Combiner, seat: Seat, got: int | Grant | None, rt: Runtime) -> Grant:
-    return got if isinstance(got, Grant) else Grant(combiner.session, seat.want, got, rt.now_ns())
+    return await _answered(desk, asked, question, rt, asked[0])

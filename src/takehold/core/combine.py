@@ -29,6 +29,16 @@ MAX_BATCH: Final = 256
 NAME: Final = "takehold-statements"
 
 
+class _Load:
+    """What one statement carries; `begun` once the session has it."""
+
+    begun = False
+
+    def __init__(self) -> None:
+        self.batch: list[Ask] = []
+        self.releases: list[Releasable] = []
+
+
 class Combiner:
     """The one place where statements of a trip session are sent."""
 
@@ -42,8 +52,6 @@ class Combiner:
         self._kicked = False
         """Busy only in so far as releases leave at the end of this turn of the loop."""
         self._sent_at = 0.0
-        self._begun = False
-        """Whether the session has the statement that is being served."""
         self._pending: list[Ask] = []
         self._sent: list[Ask] = []
         self._releases: list[Releasable] = []
@@ -165,40 +173,39 @@ class Combiner:
     async def _serve(self, mine: Ask | None) -> None:
         """Send what is pending, again and again: a thread until its own is answered, a task until nothing is left."""
         while True:
-            batch: list[Ask] = []
-            releases: list[Releasable] = []
-            self._begun = False
+            # Its own: another thread may read this answer and serve the next before an interrupted leader is out.
+            load = _Load()
             try:
                 with self._mutex:
-                    batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
-                    releases, self._releases = self._releases, []
-                    if not batch and not releases:
+                    load.batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
+                    load.releases, self._releases = self._releases, []
+                    if not load.batch and not load.releases:
                         self._busy = False
                         if mine is not None:
                             mine.lead = False
                         return
-                    for ask in batch:
+                    for ask in load.batch:
                         ask.sent = True
-                    self._sent = batch
-                await self._send(releases, batch, mine)
+                    self._sent = load.batch
+                await self._send(load, mine)
             except BaseException:
-                if not self._begun:
-                    self._put_back(releases, batch)
+                if not load.begun:
+                    self._put_back(load)
                 raise
             if mine is not None and (mine.granted is not None or mine.error is not None) and not self._late_releases():
                 self._lead_on(mine)
                 return
 
-    def _put_back(self, releases: list[Releasable], batch: list[Ask]) -> None:
+    def _put_back(self, load: _Load) -> None:
         """Interrupted before anything was sent: as it was, and somebody else sends the releases."""
         with self._mutex:
-            self._pending[:0] = batch
-            self._releases[:0] = releases
+            self._pending[:0] = load.batch
+            self._releases[:0] = load.releases
             self._sent = []
-            for ask in batch:
+            for ask in load.batch:
                 ask.sent = False
-        if releases and self.threads:
-            self._rt.spawn(self.given_back(releases), NAME)
+        if load.releases and self.threads:
+            self._rt.spawn(self.given_back(load.releases), NAME)
 
     def _late_releases(self) -> bool:
         """Whether a grant came back for somebody who had left, with nobody behind us who would give it back."""
@@ -221,11 +228,12 @@ class Combiner:
         if heir is not None:
             _ring([heir])
 
-    async def _send(self, releases: list[Releasable], batch: list[Ask], mine: Ask | None) -> None:
+    async def _send(self, load: _Load, mine: Ask | None) -> None:
         """One statement and its answer; when we must leave before it is there, somebody else waits for it."""
+        batch = load.batch
         asks = [ask for ask in batch if ask.wants]
-        if not asks and not releases:
-            self._begun = True
+        if not asks and not load.releases:
+            load.begun = True
             self._deliver(batch, [], None)
             return
         self.statements += 1
@@ -237,8 +245,8 @@ class Combiner:
             self._watch()
         try:
             try:
-                self._begun = True
-                answers = await self.session.apply(releases, asks, seconds)
+                load.begun = True
+                answers = await self.session.apply(load.releases, asks, seconds)
                 # Inside: an interrupt on the way to it finds a session that cannot be trusted, and not a lost answer.
                 self._deliver(batch, list(zip(asks, answers, strict=True)), None)
             except (SessionLost, Refused) as failure:
@@ -398,12 +406,13 @@ class Combiner:
                         ask.error = error
                     elif ask.granted is None:
                         ask.granted = ()
-            late = [grant for ask, _ in answers if ask.given_up and not ask.lost for grant in self._grants(ask)]
-            gone = [ask for ask, _ in answers if ask.given_up]
-            self._releases += late
             self._sent = []
-            for ask in gone:
-                ask.lost = True
+            for ask, _ in answers:
+                if ask.given_up and not ask.lost:
+                    late = self._grants(ask)
+                    # Together, with no call between: an interrupt finds both done, or neither.
+                    self._releases += late
+                    ask.lost = True
         _ring(batch)
 
 

@@ -237,9 +237,8 @@ class Lock(BaseLock):
         patience: Timeout = locks._timeout_of(timeout)
         seconds = seconds_of(patience)
         deadline = Deadline(_rt.now, seconds)
-        granted = (
-            ask_quickly(desk, seats[0], seconds, _rt) if len(seats) == 1 and not desk.at_once and seconds else None
-        )
+        plain = len(seats) == 1 and not desk.at_once and seconds != 0
+        granted = ask_quickly(desk, seats[0], seconds, _rt) if plain else None
         if not granted:
             try:
                 if granted is None:

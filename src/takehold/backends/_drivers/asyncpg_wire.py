@@ -95,10 +95,14 @@ class AsyncpgWire:
             raise
         try:
             conn = connecting.result()
-            _keep_alive(conn.socket, target)
         except TimeoutError as error:
             raise WireLost(f"no connection within {seconds:.1f} s") from error
         except (asyncpg.PostgresError, *_GONE) as error:
+            raise WireLost(_text(error)) from error
+        try:
+            _keep_alive(conn.socket, target)
+        except OSError as error:  # reset already
+            conn.terminate()
             raise WireLost(_text(error)) from error
         return cls(conn, named=target.prepared)
 
@@ -134,7 +138,8 @@ class AsyncpgWire:
         if isinstance(error, AttributeError) and not self._hung_up:
             raise error  # asyncpg's own only where we hung up between two of its steps
         refused = isinstance(error, asyncpg.PostgresError) and not isinstance(error, asyncpg.PostgresConnectionError)
-        if refused and not self._conn.is_closed():
+        fatal = getattr(error, "severity_en", None) in ("FATAL", "PANIC")  # its last word: it hangs up after that
+        if refused and not fatal and not self._conn.is_closed():
             return ServerError(getattr(error, "sqlstate", None) or "XX000", str(error))
         self._fail(f"no answer within {seconds} s" if isinstance(error, TimeoutError) else _text(error))
         return WireLost(self.lost)

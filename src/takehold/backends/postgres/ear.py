@@ -354,8 +354,13 @@ class Ear:
             await self.rt.sleep(backoff.next())
             try:
                 self._wire = await self._line.connect(self.rt, self._line.options.connect, "-ear")
+                if self.closed:
+                    # The session ended meanwhile, and has hung up the wire before this one.
+                    self._wire.close()
+                    return
                 await self._listen(self._line.options.connect)
             except (WireLost, ServerError):
+                self._wire.close()
                 continue
             return
 

@@ -76,8 +76,12 @@ class Waiters:
                     return None
                 self._opening.add(user)
             wire = await session.line.connect(session.rt, session.options.connect)
-            await wire.prepare(session.statements.waiting, session.options.connect)
-            self._watch(wire)
+            try:
+                await wire.prepare(session.statements.waiting, session.options.connect)
+                self._watch(wire)
+            except BaseException:
+                wire.close()
+                raise
             with self._mutex:
                 self._users[wire] = user
                 self.wires.append(wire)

@@ -164,5 +164,13 @@ class AsyncioFace(Face):
         super().close()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE)
-        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.run_until_complete(self._end())
         self.loop.close()
+
+    async def _end(self) -> None:
+        """What `asyncio.run` does at its end: tasks that are still there are cancelled, and not left in the middle."""
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await self.loop.shutdown_default_executor()
