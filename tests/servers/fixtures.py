@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.servers.mariadb import MariaDB
 from tests.servers.network import Namespace
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
@@ -37,6 +38,24 @@ def bouncer(postgres_server: Postgres) -> Iterator[PgBouncer]:
         pytest.skip(reason)
     with PgBouncer.start(postgres_server) as pooler:
         yield pooler
+
+
+@pytest.fixture(scope="session")
+def mariadb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
+    """The MariaDB all tests share. A test may restart it; one that takes it down for good starts its own."""
+    if reason := MariaDB.missing():
+        pytest.skip(reason)
+    with MariaDB.start(tmp_path_factory.mktemp("mariadb")) as server:
+        server.database(DATABASE)
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: MariaDB) -> str:
+    """The database all tests share, as ``mysql://``."""
+    if not mariadb_server.running:
+        mariadb_server.up()
+    return mariadb_server.url(DATABASE)
 
 
 @pytest.fixture(scope="session")

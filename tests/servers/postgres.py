@@ -106,7 +106,7 @@ class Postgres:
 
     def database(self, name: str) -> str:
         """Make a database unless it is there, and return its URL."""
-        if not self.query("SELECT FROM pg_database WHERE datname = %s", name):
+        if not self.query("SELECT 1 FROM pg_database WHERE datname = %s", name):
             self.query(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
@@ -130,6 +130,10 @@ class Postgres:
         """End every session that holds or awaits an advisory lock."""
         sessions = "(SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'advisory')"
         self.query(f"SELECT pg_terminate_backend(pid, 2000) FROM {sessions}")
+
+    def evict(self, database: str) -> None:
+        """End every session of this database."""
+        self.query("SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE datname = %s", database)
 
     # -------------------------------------------------------------------------------------- up and down
 

@@ -9,13 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 
+from tests.servers.mariadb import MariaDB
 from tests.servers.network import Namespace
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
@@ -26,8 +29,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 ORPHAN = """
 import time
-from tests.servers.postgres import Postgres
-server = Postgres.start()
+from tests.servers.{module} import {server}
+server = {server}.start()
 print(server.port, server.folder, flush=True)
 time.sleep(600)
 """
@@ -177,8 +180,11 @@ def test_a_promoted_standby_takes_writes_after_its_primary_was_killed() -> None:
 
 
 @pytest.mark.crash
-def test_a_server_started_by_a_killed_process_dies_and_its_folder_goes() -> None:
-    command = [sys.executable, "-c", ORPHAN]
+@pytest.mark.parametrize("kind", [Postgres, MariaDB])
+def test_a_server_started_by_a_killed_process_dies_and_its_folder_goes(kind: type[Postgres | MariaDB]) -> None:
+    if kind is MariaDB and (reason := MariaDB.missing()):
+        pytest.skip(reason)
+    command = [sys.executable, "-c", ORPHAN.format(module=kind.__module__.rpartition(".")[2], server=kind.__name__)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
         assert parent.stdout
         port, folder = parent.stdout.readline().split()
@@ -197,6 +203,85 @@ def test_a_server_started_from_a_thread_outlives_it() -> None:
     thread.join()
     with started[0] as server:
         assert server.query("SELECT 1") == [(1,)]
+
+
+# ---------------------------------------------------------------------------------------------------------- MariaDB
+
+
+@pytest.fixture
+def own_mariadb(tmp_path: Path) -> Iterator[MariaDB]:
+    """One that the test may take down."""
+    if reason := MariaDB.missing():
+        pytest.skip(reason)
+    server = MariaDB.start(tmp_path)
+    yield server
+    if server.folder.exists():
+        server.stop()
+
+
+def connect_mariadb(server: MariaDB, database: str) -> Any:
+    return pymysql.connect(host=server.host, port=server.port, user="root", database=database, autocommit=True)
+
+
+def test_mariadb_answers_over_tcp_with_the_settings_that_users_have(mariadb_server: MariaDB, mariadb_url: str) -> None:
+    assert mariadb_url == f"mysql://root@127.0.0.1:{mariadb_server.port}/takehold_tests"
+    with connect_mariadb(mariadb_server, "takehold_tests") as tcp, tcp.cursor() as cursor:
+        cursor.execute("SELECT database(), @@tx_isolation, @@character_set_server, @@default_storage_engine, user()")
+        assert cursor.fetchone() == ("takehold_tests", "REPEATABLE-READ", "utf8mb4", "InnoDB", "root@127.0.0.1")
+        cursor.execute("CREATE OR REPLACE TABLE strict (name varchar(1))")
+        with pytest.raises(pymysql.err.DataError):
+            cursor.execute("INSERT INTO strict VALUES ('ab')")
+
+
+def test_sessions_of_a_mariadb_database_can_be_evicted(mariadb_server: MariaDB, mariadb_url: str) -> None:
+    with closing(connect_mariadb(mariadb_server, "takehold_tests")) as here:
+        mariadb_server.evict("takehold_tests")
+        with pytest.raises(pymysql.err.OperationalError), here.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("how", ["fast", "kill"])
+def test_a_restart_of_mariadb_ends_sessions_and_keeps_port_and_data(how: str, own_mariadb: MariaDB) -> None:
+    own_mariadb.database("kept")
+    with closing(connect_mariadb(own_mariadb, "kept")) as before:
+        with before.cursor() as cursor:
+            cursor.execute("CREATE TABLE t (n int)")
+            cursor.execute("INSERT INTO t VALUES (5)")
+        own_mariadb.restart(how)  # type: ignore[arg-type]  # one of the two
+        with pytest.raises(pymysql.err.OperationalError), before.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    assert own_mariadb.query("SELECT n FROM t", database="kept") == [(5,)]
+
+
+@pytest.mark.crash
+def test_a_stopped_mariadb_leaves_nothing_behind_but_its_log(own_mariadb: MariaDB) -> None:
+    own_mariadb.stop()
+    assert refused(own_mariadb.port)
+    assert not own_mariadb.folder.exists()
+    assert "ready for connections" in own_mariadb.log.read_text()
+
+
+@pytest.mark.crash
+def test_a_paused_mariadb_answers_when_resumed(own_mariadb: MariaDB) -> None:
+    asked = threading.Thread(target=own_mariadb.query, args=["SELECT 1"])
+    own_mariadb.pause()
+    try:
+        asked.start()
+        asked.join(0.2)
+        assert asked.is_alive()
+    finally:
+        own_mariadb.resume()
+    asked.join(5)
+    assert not asked.is_alive()
+
+
+@pytest.mark.crash
+def test_a_mariadb_that_cannot_start_says_why() -> None:
+    if reason := MariaDB.missing():
+        pytest.skip(reason)
+    with pytest.raises(RuntimeError, match="no_such_setting"):
+        MariaDB.start(no_such_setting="1")
 
 
 # -------------------------------------------------------------------------------------------------------- PgBouncer
