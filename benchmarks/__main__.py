@@ -29,6 +29,7 @@ QUESTIONS: Final = (
     "postgres_many_keys",
     "postgres_threads",
     "postgres_waiters",
+    "clean_text",
 )
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results"

@@ -43,7 +43,8 @@ class Block:
 
     def run(self, namespace: dict[str, Any]) -> None:
         # Blank lines in front, so that a traceback points at the page.
-        code = compile("\n" * (self.line - 1) + self.source, str(self.page), "exec")
+        # Without the `annotations` of this file: SQLAlchemy reads those of a reader's model.
+        code = compile("\n" * (self.line - 1) + self.source, str(self.page), "exec", dont_inherit=True)
         exec(code, namespace)
 
 
