@@ -1,15 +1,17 @@
-"""Fixtures of the backends on servers."""
+"""Fixtures of the backends: a lock directory, a lease table, a server."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from takehold.locks._sync import Locks
 from takehold.runtime import Threads, run
 from takehold.testing.faces import AsyncioFace, Face, ThreadFace
+from tests.backends.lease_table import TTL, LeaseTable
 from tests.backends.onlooker import Onlooker
 from tests.servers.fixtures import DATABASE
 from tests.servers.postgres import Postgres
@@ -19,6 +21,32 @@ def initialise(url: str, fence_from: int | None = None) -> str:
     """`takehold init`."""
     said: str = run(Locks(url)._backend.init(Threads(), fence_from=fence_from))
     return said
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a lock directory will be."""
+    return tmp_path / "locks"
+
+
+@pytest.fixture
+def url(path: Path) -> str:
+    """Of that directory, where a module has no other."""
+    return f"file:{path}"
+
+
+@pytest.fixture
+def locks(url: str) -> Iterator[Locks]:
+    """One object on it."""
+    with Locks(url, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture
+def others(table: LeaseTable) -> Iterator[Locks]:
+    """Another session of this process at a lease table: another ttl is another desk."""
+    with Locks(table.to(ttl=TTL + 1), timeout=20) as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
+
+from takehold import Hold
+
+TTL = 2.0
+"""Seconds: the shortest there are."""
+KEY = "orders/42"
 
 
 @dataclass(frozen=True)
@@ -37,3 +44,10 @@ class LeaseTable:
     def rows(self) -> int:
         """Leases and places in line, alive or not."""
         return int(self.sql("SELECT (SELECT count(*) FROM {0}lease) + (SELECT count(*) FROM {0}lease_waiter)")[0][0])
+
+
+def lost_at(hold: Hold) -> list[float]:
+    """When it was lost, if it was."""
+    times: list[float] = []
+    hold.on_lost(lambda: times.append(time.monotonic()))
+    return times

@@ -50,7 +50,7 @@ class Onlooker:
         assert self.query("SELECT pg_terminate_backend(%s)", pid) == [(True,)]
 
     def until_gone(self, pid: int) -> None:
-        eventually(lambda: not self.query("SELECT FROM pg_stat_activity WHERE pid = %s", pid), f"the end of {pid}")
+        eventually(lambda: not self.query("SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid), f"the end of {pid}")
 
 
 def session_of(hold: Held | BaseHold) -> PostgresSession:

@@ -31,22 +31,6 @@ STRIPE = "stripe-0f"
 FLAG = 0x0B8F
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "locks"
-
-
-@pytest.fixture
-def url(path: Path) -> str:
-    return f"file:{path}"
-
-
-@pytest.fixture
-def locks(url: str) -> Iterator[Locks]:
-    with Locks(url) as made:
-        yield made
-
-
 @pytest.fixture(params=[ThreadFace, AsyncioFace], ids=["threads", "asyncio"])
 def face(request: pytest.FixtureRequest, url: str) -> Iterator[Face]:
     face: Face = request.param(url)

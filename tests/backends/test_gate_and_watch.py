@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,22 +27,6 @@ from takehold.testing import Taker
 from tests.backends.elsewhere import evicted_elsewhere
 
 KEY = "orders/42"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "locks"
-
-
-@pytest.fixture
-def url(path: Path) -> str:
-    return f"file:{path}"
-
-
-@pytest.fixture
-def locks(url: str) -> Iterator[Locks]:
-    with Locks(url, timeout=20) as made:
-        yield made
 
 
 @pytest.fixture

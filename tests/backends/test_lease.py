@@ -7,7 +7,7 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,11 @@ from takehold.testing import Taker
 from takehold.testing.faces import eventually
 from takehold.testing.suite.interrupting import interrupted_at
 from tests.backends.elsewhere import evicted_elsewhere
-from tests.backends.lease_table import LeaseTable
+from tests.backends.lease_table import KEY, TTL, LeaseTable, lost_at
 from tests.lanes import scaled
 from tests.servers.postgres import Postgres
 
 pytestmark = pytest.mark.slow
-
-TTL = 2.0
-KEY = "orders/42"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -48,26 +45,6 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> LeaseTable:
 @pytest.fixture
 def url(table: LeaseTable) -> str:
     return table.to(ttl=TTL)
-
-
-@pytest.fixture
-def locks(url: str) -> Iterator[Locks]:
-    with Locks(url, timeout=20) as made:
-        yield made
-
-
-@pytest.fixture
-def others(table: LeaseTable) -> Iterator[Locks]:
-    """Another session of this process: another ttl is another desk."""
-    with Locks(table.to(ttl=TTL + 1), timeout=20) as made:
-        yield made
-
-
-def lost_at(hold: Hold) -> list[float]:
-    """When it was lost, if it was."""
-    times: list[float] = []
-    hold.on_lost(lambda: times.append(time.monotonic()))
-    return times
 
 
 # ------------------------------------------------------------------------------------------------- running out
@@ -447,12 +424,28 @@ def test_urls_say_where_the_table_is_and_how_long_a_lease_lasts() -> None:
     assert postgres_address("//app:secret@db/app?ttl=5&sslmode=require").dsn == (
         "postgresql://app:secret@db/app?sslmode=require"
     )
-    assert postgres_address("//app:secret@db/app").shown == "postgresql://app:***@db/app"
     assert (postgres_address("//db/app").ttl, postgres_address("//db/app?ttl=5").ttl) == (15.0, 5.0)
     assert sqlite_address("////srv/app.db?ttl=3600").dsn == "/srv/app.db"
-    assert "secret" not in repr(Locks("lease+postgresql://app:secret@db/app"))
     for scheme in ("lease+postgresql", "lease+postgres", "lease+postgresql+asyncpg", "lease+postgresql+psycopg"):
         assert Locks(f"{scheme}://db/app").capabilities.loss == "trust deadline"
+
+
+@pytest.mark.covers("L-32")
+@pytest.mark.parametrize(
+    ("rest", "shown"),
+    [
+        ("//app:s3cret@db/app", "postgresql://app:***@db/app"),
+        ("//app@db/app?password=s3cret&ttl=5", "postgresql://app@db/app?password=***"),
+        (
+            "//app:s3cret@db/app?sslmode=require&password=s3cret",
+            "postgresql://app:***@db/app?sslmode=require&password=***",
+        ),
+    ],
+)
+def test_a_password_is_never_shown_wherever_the_url_has_it(rest: str, shown: str) -> None:
+    assert postgres_address(rest).shown == shown
+    assert "s3cret" in postgres_address(rest).dsn
+    assert "s3cret" not in repr(Locks(f"lease+postgresql:{rest}"))
 
 
 @pytest.mark.parametrize(

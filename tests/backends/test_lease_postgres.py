@@ -18,16 +18,13 @@ from takehold import AsyncLocks, BackendRefused, BackendUnavailable, Hold, HoldL
 from takehold.backends.lease.postgres_schema import SCHEMA
 from takehold.testing import Taker
 from takehold.testing.faces import eventually
-from tests.backends.lease_table import LeaseTable
+from tests.backends.lease_table import KEY, TTL, LeaseTable, lost_at
 from tests.lanes import scaled
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
 
 pytestmark = pytest.mark.slow
-
-TTL = 2.0
-KEY = "orders/42"
 
 
 @pytest.fixture
@@ -36,18 +33,6 @@ def table(postgres_url: str) -> Iterator[LeaseTable]:
     made = LeaseTable(f"lease+{postgres_url}")
     yield made
     eventually(lambda: made.rows() == 0, "no row is left", within=5)
-
-
-@pytest.fixture
-def locks(table: LeaseTable) -> Iterator[Locks]:
-    with Locks(table.to(ttl=TTL + 1), timeout=20) as made:
-        yield made
-
-
-def lost_at(hold: Hold) -> list[float]:
-    times: list[float] = []
-    hold.on_lost(lambda: times.append(time.monotonic()))
-    return times
 
 
 # -------------------------------------------------------------------------------------------- behind a pooler
@@ -108,7 +93,7 @@ def test_through_the_pooler_everything_is_seen_and_evicted(bouncer: PgBouncer, t
 
 
 @pytest.mark.covers("L-13")
-def test_a_session_survives_a_cut_connection(proxy: Proxy, postgres_url: str, table: LeaseTable, locks: Locks) -> None:
+def test_a_session_survives_a_cut_connection(proxy: Proxy, postgres_url: str, table: LeaseTable, others: Locks) -> None:
     with Locks(f"lease+{proxy.url(postgres_url)}?ttl=5") as through, through.lock(KEY) as hold:
         for _ in range(3):
             proxy.reset()
@@ -117,7 +102,7 @@ def test_a_session_survives_a_cut_connection(proxy: Proxy, postgres_url: str, ta
         assert proxy.resets >= 3
         time.sleep(5)
         hold.check()
-        assert locks.lock(KEY).try_acquire() is None
+        assert others.lock(KEY).try_acquire() is None
 
 
 @pytest.mark.parametrize("face", ["threads", "asyncio"])
@@ -158,7 +143,7 @@ def test_a_statement_whose_reply_was_lost_is_done_once(
 
 @pytest.mark.covers("L-16")
 def test_parted_from_the_server_the_holder_knows_before_anybody_else_has_the_key(
-    proxy: Proxy, postgres_url: str, locks: Locks
+    proxy: Proxy, postgres_url: str, others: Locks
 ) -> None:
     with Locks(f"lease+{proxy.url(postgres_url)}?ttl={TTL}") as parted:
         hold = parted.lock(KEY).acquire()
@@ -166,7 +151,7 @@ def test_parted_from_the_server_the_holder_knows_before_anybody_else_has_the_key
         time.sleep(TTL / 2)  # some heartbeats
         proxy.hold()
         began = time.monotonic()
-        with locks.lock(KEY) as other:
+        with others.lock(KEY) as other:
             taken = time.monotonic()
             assert len(times) == 1
             assert times[0] < taken
@@ -181,7 +166,7 @@ def test_parted_from_the_server_the_holder_knows_before_anybody_else_has_the_key
 
 @pytest.mark.covers("L-16", "L-13")
 def test_parted_from_the_server_an_asyncio_block_ends_with_its_trust(
-    proxy: Proxy, postgres_url: str, locks: Locks
+    proxy: Proxy, postgres_url: str, others: Locks
 ) -> None:
     async def body() -> float:
         async with AsyncLocks(f"lease+{proxy.url(postgres_url)}?ttl={TTL}") as parted:
@@ -194,7 +179,7 @@ def test_parted_from_the_server_an_asyncio_block_ends_with_its_trust(
             return time.monotonic() - began
 
     assert TTL / 2 < asyncio.run(body()) < TTL
-    locks.lock(KEY).acquire().release()
+    others.lock(KEY).acquire().release()
 
 
 @pytest.mark.crash
@@ -291,7 +276,7 @@ def test_a_standby_is_refused(standby_server: Postgres) -> None:
 def test_who_may_not_make_the_table_is_told_who_should_and_who_may_use_it_can(postgres_server: Postgres) -> None:
     url = postgres_server.database("fresh")
     postgres_server.query("DROP SCHEMA IF EXISTS takehold CASCADE", database="fresh")
-    if not postgres_server.query("SELECT FROM pg_roles WHERE rolname = 'guest'"):
+    if not postgres_server.query("SELECT 1 FROM pg_roles WHERE rolname = 'guest'"):
         postgres_server.query("CREATE ROLE guest LOGIN")
     guest = f"lease+{postgres_server.url('fresh', 'guest')}"
     with pytest.raises(BackendRefused, match="takehold init lease\\+postgresql://guest@"):
@@ -329,8 +314,8 @@ def test_many_that_come_first_at_once_make_one_table(postgres_server: Postgres) 
 
 
 @pytest.mark.covers("L-36")
-def test_the_columns_of_the_table_are_frozen(postgres_server: Postgres, table: LeaseTable, locks: Locks) -> None:
-    locks.open()
+def test_the_columns_of_the_table_are_frozen(postgres_server: Postgres, table: LeaseTable, others: Locks) -> None:
+    others.open()
     found = table.sql(
         "SELECT table_name, string_agg(column_name || ' ' || data_type, ', ' ORDER BY ordinal_position) "
         "FROM information_schema.columns WHERE table_schema = 'takehold' AND table_name LIKE 'lease%' "

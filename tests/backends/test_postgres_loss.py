@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from takehold import BackendUnavailable, HoldLost
+from takehold.backends._drivers.wire import Statement, Target, WireLost, connect
+from takehold.runtime import Threads, run
 from takehold.testing import Taker
 from takehold.testing.faces import AsyncioFace, Face, Steps, eventually
 from tests.backends.onlooker import Onlooker, Told, place_of, session_of
@@ -77,6 +79,16 @@ class TestCut:
         self, pg: Face, postgres_server: Postgres, onlooker: Onlooker, how: How
     ) -> None:
         cut(pg, lambda _: postgres_server.down(how), onlooker)
+
+    def test_the_last_word_of_a_server_ends_the_wire_before_the_connection_ends(
+        self, fenced_url: str, proxy: Proxy, onlooker: Onlooker
+    ) -> None:
+        wire = run(connect(Threads(), Target(proxy.url(fenced_url), "takehold to be ended"), 5))
+        wire.send(Statement("", "SELECT pg_terminate_backend(pg_backend_pid()) FROM pg_sleep(1)"))
+        eventually(lambda: onlooker.activity(wire.pid)[0] == "active")
+        proxy.delay(2)  # the end of the connection comes so much later than the word
+        with pytest.raises(WireLost, match="administrator command"):
+            run(wire.receive(4))
 
     def test_the_body_of_a_task_is_cancelled_and_hold_lost_raised(self, fenced_url: str, onlooker: Onlooker) -> None:
         face = AsyncioFace(fenced_url)

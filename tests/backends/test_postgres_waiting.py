@@ -15,6 +15,7 @@ from takehold import AsyncLocks, BackendUnavailable, LockTimeout, WouldDeadlock,
 from takehold.testing import Taker
 from takehold.testing.faces import AsyncioFace, Face, Steps, eventually
 from takehold.testing.forked import in_a_fork
+from takehold.testing.suite.processes import looping
 from tests.backends.conftest import initialise
 from tests.backends.onlooker import Onlooker, place_of, session_of
 from tests.lanes import scaled
@@ -280,27 +281,11 @@ class TestUndone:
 @pytest.mark.crash
 @pytest.mark.covers("L-8")
 def test_a_writer_of_another_process_gets_in_within_a_second_behind_looping_readers(pg: Face) -> None:
-    stop, turns = threading.Event(), [0]
-
-    def loop(locks: Any) -> Steps:
-        while not stop.is_set():
-            hold = yield locks.lock("k", mode="shared", timeout=60).acquire()
-            turns[0] += 1
-            yield pg.sleep(0.002)
-            yield hold.release()
-
-    calls = [worker.start(loop) for worker in pg.workers(10)]
-    try:
-        eventually(lambda: turns[0] > 50)
-        with taker(pg, "k", wait=True) as writer:
-            writer.until_held(within=1.0)
-            writer.release()
-            before = turns[0]
-            eventually(lambda: turns[0] > before + 50)
-    finally:
-        stop.set()
-    for call in calls:
-        call.result()
+    with looping(pg, 10, "shared") as turns, taker(pg, "k", wait=True) as writer:
+        writer.until_held(within=1.0)
+        writer.release()
+        before = turns[0]
+        eventually(lambda: turns[0] > before + 50)
 
 
 @pytest.mark.crash

@@ -24,17 +24,6 @@ KEY = "orders/42"
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"file:{tmp_path}/locks"
-
-
-@pytest.fixture
-def locks(url: str) -> Iterator[Locks]:
-    with Locks(url, timeout=20) as made:
-        yield made
-
-
-@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     command = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(tmp_path)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import select
 import signal
 import subprocess
@@ -15,10 +16,13 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from takehold import Locks
+
 PATIENCE = 20.0
 TAKEHOLD = [sys.executable, "-m", "takehold"]
 Done: TypeAlias = "subprocess.CompletedProcess[str]"
 Process: TypeAlias = "subprocess.Popen[str]"
+RunTakehold: TypeAlias = Callable[..., Done]
 
 
 def until(condition: Callable[[], object], what: str = "") -> None:
@@ -38,7 +42,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def takehold(url: str) -> Callable[..., Done]:
+def takehold(url: str) -> RunTakehold:
     """Run a command to its end."""
 
     def run(*words: str, **options: Any) -> Done:
@@ -79,6 +83,14 @@ class Processes:
     def adopt(self, process: Process) -> None:
         """A process that the test started itself."""
         self._started.append(process)
+
+    def at_a_terminal(self, *words: str) -> tuple[Process, int]:
+        """A command on a terminal of its own, and the other side of that."""
+        master, slave = pty.openpty()
+        process = subprocess.Popen([*TAKEHOLD, *words], stdin=slave, stdout=slave, stderr=slave, text=True)
+        self.adopt(process)
+        os.close(slave)
+        return process, master
 
     def also_end(self, pid: int) -> int:
         """A process that was started by another one."""
@@ -133,6 +145,28 @@ def screen_text(terminal: int) -> str:
         return ""
 
 
+def screen_until(terminal: int, text: str) -> str:
+    """All that comes, up to this."""
+    shown = ""
+    while text not in shown:
+        shown += screen_text(terminal)
+    return shown
+
+
+def ids(holder: Process) -> list[str]:
+    """The holds of a `Processes.holder`."""
+    return holder.ids  # type: ignore[attr-defined, no-any-return]
+
+
+def is_free(url: str, key: str = "k") -> bool:
+    """Whether it can be had right now."""
+    with Locks(url) as locks:
+        hold = locks.lock(key).try_acquire()
+        if hold is not None:
+            hold.release()
+        return hold is not None
+
+
 def ask(process: Process, question: str) -> str:
     """What a holder answers."""
     assert process.stdin is not None
@@ -164,9 +198,14 @@ def stranger(postgres_url: str) -> Iterator[Callable[..., Any]]:
         one.end()
 
 
+def state(pid: int) -> str:
+    """What the kernel says it does: `S` when it sleeps, `T` when it is stopped, `X` when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def alive(pid: int) -> bool:
     """Whether it runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return state(pid) not in "ZX"

@@ -17,7 +17,7 @@ import pytest
 from takehold import Key, Locks
 from takehold.core.want import EXCLUSIVE, wants_for
 from takehold.runtime import Threads, run
-from tests.cli.conftest import Done, Process, until
+from tests.cli.conftest import RunTakehold, until
 
 
 class Stranger:
@@ -52,7 +52,6 @@ class Stranger:
 
 
 Strangers: TypeAlias = Callable[..., Stranger]
-RunTakehold: TypeAlias = Callable[..., Done]
 
 
 def prepared(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -68,20 +67,6 @@ def listed(takehold: RunTakehold, *words: str) -> list[dict[str, Any]]:
     assert (done.returncode, done.stderr) == (0, "")
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
-
-
-def ids(holder: Process) -> list[str]:
-    """The holds of a `Processes.holder`."""
-    return holder.ids  # type: ignore[attr-defined, no-any-return]
-
-
-def is_free(url: str, key: str = "k") -> bool:
-    """Whether it can be had right now."""
-    with Locks(url) as locks:
-        hold = locks.lock(key).try_acquire()
-        if hold is not None:
-            hold.release()
-        return hold is not None
 
 
 def number_of(url: str, key: str | Key, namespace: str = "") -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,7 @@ import takehold as package
 from takehold import Locks
 from takehold.cli import main
 from takehold.cli.command import COMMANDS
-from tests.cli.conftest import Done
-
-RunTakehold = Callable[..., Done]
+from tests.cli.conftest import RunTakehold
 
 
 @pytest.fixture(autouse=True)

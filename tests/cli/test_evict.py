@@ -1,59 +1,34 @@
-"""``takehold evict``: exactly the hold that was meant, and a process only when somebody said so."""
+"""``takehold evict`` on `file:`: owners that do not answer, and what is ended is a process, when somebody said so."""
 
 from __future__ import annotations
 
-import json
 import os
-import pty
 import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from takehold import Locks
-from tests.cli.conftest import PATIENCE, TAKEHOLD, Done, Process, Processes, alive, ask, line, screen_text, until
-from tests.cli.test_run import DEAF, is_free
+from tests.cli.conftest import (
+    PATIENCE,
+    Process,
+    Processes,
+    RunTakehold,
+    alive,
+    ask,
+    ids,
+    is_free,
+    line,
+    screen_until,
+    until,
+)
+from tests.cli.test_run import DEAF
 
 pytestmark = [pytest.mark.crash, pytest.mark.covers("L-29")]
-
-RunTakehold = Callable[..., Done]
-
-
-def ids(holder: Process) -> list[str]:
-    return holder.ids  # type: ignore[attr-defined, no-any-return]
-
-
-@pytest.mark.parametrize("by", ["id", "key"])
-def test_eviction_ends_one_hold_and_leaves_the_owners_others(
-    takehold: RunTakehold, processes: Processes, url: str, by: str
-) -> None:
-    holder = processes.holder(url, "a", "b", "c")
-    done = takehold("evict", *([ids(holder)[1]] if by == "id" else ["--key", "b"]))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"evicted 'b' ({ids(holder)[1]}) of ")
-    assert is_free(url, "b")
-    assert [ask(holder, key) for key in "abc"] == ["held", "lost", "held"]
-    assert not is_free(url, "a")
-    assert not is_free(url, "c")
-
-
-def test_eviction_by_pid_takes_all_of_that_process_and_nothing_of_others(
-    takehold: RunTakehold, processes: Processes, url: str
-) -> None:
-    first, second = processes.holder(url, "a", "b"), processes.holder(url, "c")
-    done = takehold("evict", "--pid", str(first.pid), "--json")
-    assert done.returncode == 0
-    assert [(one["key"], one["gone"], one["terminated"]) for one in json.loads(done.stdout)] == [
-        ("a", True, False), ("b", True, False)
-    ]  # fmt: skip
-    assert [ask(first, key) for key in "ab"] == ["lost", "lost"]
-    assert ask(second, "c") == "held"
-    assert first.poll() is None
 
 
 def test_eviction_of_a_shared_key_ends_every_reader(takehold: RunTakehold, processes: Processes, url: str) -> None:
@@ -123,26 +98,14 @@ def test_terminate_ends_a_silent_owner_and_only_that(takehold: RunTakehold, proc
     assert ask(bystander, "c") == "held"
 
 
-def test_terminate_does_not_kill_an_owner_that_answers(takehold: RunTakehold, processes: Processes, url: str) -> None:
-    holder = processes.holder(url, "a", "b")
-    assert takehold("evict", "--key", "a", "--terminate", "--yes").returncode == 0
-    assert [ask(holder, key) for key in "ab"] == ["lost", "held"]
-
-
 @pytest.mark.parametrize(("words", "answer"), [(["--terminate"], "n"), (["--terminate"], "y"), ([], "y")])
 def test_on_a_terminal_it_asks_and_lists_what_dies(
     processes: Processes, url: str, words: list[str], answer: str
 ) -> None:
     """Also without --terminate, once the owner has not answered."""
     holder = frozen(processes, url, "a", "b")
-    master, slave = pty.openpty()
-    command = [*TAKEHOLD, "evict", "--key", "a", "--timeout", "0.05", *words]
-    evicting = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, text=True)
-    processes.adopt(evicting)
-    os.close(slave)
-    shown = ""
-    while "kill? [y/N]" not in shown:
-        shown += screen_text(master)
+    evicting, master = processes.at_a_terminal("evict", "--key", "a", "--timeout", "0.05", *words)
+    shown = screen_until(master, "kill? [y/N]")
     assert f"process {holder.pid}, " in shown
     assert "  'a' held for " in shown
     assert "  'b' held for " in shown

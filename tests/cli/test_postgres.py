@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from takehold import Key, Locks
-from tests.cli.conftest import PATIENCE, TAKEHOLD, Processes, alive, line, until
-from tests.cli.onlookers import RunTakehold, Strangers, ids, is_free, listed, number_of, prepared
+from tests.cli.conftest import PATIENCE, TAKEHOLD, Processes, RunTakehold, alive, ids, is_free, line, until
+from tests.cli.onlookers import Strangers, listed, number_of, prepared
 from tests.cli.test_run import DEAF, TALKATIVE
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres

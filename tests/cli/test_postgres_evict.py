@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import socket
-import subprocess
 
 import psycopg
 import pytest
@@ -17,8 +15,8 @@ from takehold.backends._drivers.wire import Target, connect
 from takehold.backends.postgres import _TERMINATE
 from takehold.cli import main
 from takehold.runtime import Threads, run
-from tests.cli.conftest import PATIENCE, TAKEHOLD, Processes, ask, screen_text, until
-from tests.cli.onlookers import RunTakehold, Strangers, ids, is_free, listed, prepared
+from tests.cli.conftest import PATIENCE, Processes, RunTakehold, ask, is_free, screen_until, until
+from tests.cli.onlookers import Strangers, listed, prepared
 from tests.servers.postgres import Postgres
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.covers("L-29")]
@@ -27,31 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.covers("L-29")]
 @pytest.fixture
 def url(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return prepared(postgres_url, monkeypatch)
-
-
-@pytest.mark.parametrize("by", ["id", "key"])
-def test_eviction_ends_one_hold_and_leaves_the_owners_others(
-    takehold: RunTakehold, processes: Processes, url: str, by: str
-) -> None:
-    holder = processes.holder(url, "a", "b", "c")
-    done = takehold("evict", *([ids(holder)[1]] if by == "id" else ["--key", "b"]))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"evicted 'b' ({ids(holder)[1]}) of ")
-    assert is_free(url, "b")
-    assert [ask(holder, key) for key in "abc"] == ["held", "lost", "held"]
-    assert not is_free(url, "a")
-
-
-def test_eviction_by_pid_takes_all_of_that_process_and_nothing_of_others(
-    takehold: RunTakehold, processes: Processes, url: str
-) -> None:
-    first, second = processes.holder(url, "a", "b"), processes.holder(url, "c")
-    done = takehold("evict", "--pid", str(first.pid), "--json")
-    assert done.returncode == 0
-    told = [(one["key"], one["gone"], one["terminated"]) for one in json.loads(done.stdout)]
-    assert told == [("a", True, False), ("b", True, False)]
-    assert [ask(first, key) for key in "ab"] == ["lost", "lost"]
-    assert ask(second, "c") == "held"
 
 
 def test_a_pid_that_two_hosts_have_is_refused(
@@ -105,16 +78,6 @@ def id_of(takehold: RunTakehold, key: str) -> list[str]:
     return [one["id"] for one in json.loads(takehold("who", key, "--json").stdout)]
 
 
-def test_terminate_does_not_end_a_session_whose_owner_answers(
-    takehold: RunTakehold, processes: Processes, url: str
-) -> None:
-    holder = processes.holder(url, "a", "b")
-    done = takehold("evict", "--key", "a", "--terminate", "--yes", "--json")
-    assert done.returncode == 0
-    assert [(one["key"], one["terminated"]) for one in json.loads(done.stdout)] == [("a", False)]
-    assert [ask(holder, key) for key in "ab"] == ["lost", "held"]
-
-
 def test_a_plain_client_can_be_ended_by_its_number_or_its_server_process(
     takehold: RunTakehold, stranger: Strangers, url: str
 ) -> None:
@@ -151,14 +114,8 @@ def test_a_recycled_server_process_or_one_that_let_go_of_the_key_is_never_ended(
 def test_at_a_terminal_it_asks_and_lists_what_dies(processes: Processes, url: str) -> None:
     holder = processes.holder(url, "a", "b")
     holder.send_signal(signal.SIGSTOP)
-    master, slave = pty.openpty()
-    command = [*TAKEHOLD, "evict", "--key", "a", "--timeout", "0.5"]
-    evicting = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, text=True)
-    processes.adopt(evicting)
-    os.close(slave)
-    shown = ""
-    while "kill? [y/N]" not in shown:
-        shown += screen_text(master)
+    evicting, master = processes.at_a_terminal("evict", "--key", "a", "--timeout", "0.5")
+    shown = screen_until(master, "kill? [y/N]")
     assert f"the session of {socket.gethostname()}:{holder.pid}, server process " in shown
     assert "  'a' held for " in shown
     assert "  '#" in shown

@@ -8,17 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from takehold import Locks
-from tests.cli.conftest import PATIENCE, TAKEHOLD, Done, Processes, alive, line, until
+from tests.cli.conftest import PATIENCE, TAKEHOLD, Processes, RunTakehold, alive, is_free, line, until
 
 pytestmark = pytest.mark.crash
 
-RunTakehold = Callable[..., Done]
 
 TALKATIVE = """
 import os, signal, sys, time
@@ -42,13 +40,6 @@ print(os.getpid(), flush=True)
 time.sleep(60)
 """
 """Says its pid and can only be killed."""
-
-
-def is_free(url: str, key: str = "k") -> bool:
-    hold = Locks(url).lock(key).try_acquire()
-    if hold is not None:
-        hold.release()
-    return hold is not None
 
 
 @pytest.mark.covers("L-31")

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from takehold.cli.processes import answering, title
-from tests.cli.conftest import PATIENCE, TAKEHOLD, Process, Processes, until
+from takehold.cli.processes import title
+from tests.cli.conftest import PATIENCE, TAKEHOLD, Process, Processes, state, until
 from tests.cli.test_run import TALKATIVE, evict_at_once
 
 pytestmark = pytest.mark.crash
@@ -60,7 +60,7 @@ class Screen:
     def read_by(self, group: str) -> bool:
         """Whether a group with this leader has the keyboard and is not stopped."""
         reader = os.tcgetpgrp(self.master)
-        return title(reader).startswith(group) and answering(reader)
+        return title(reader).startswith(group) and state(reader) not in "TtZX"
 
     def told(self) -> str:
         """What the shell says next about its job."""

@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-__all__ = ["OK", "TROUBLE", "WARNING", "Check", "Verdict", "duration", "ok", "trouble", "warning", "worst"]
+__all__ = [
+    "OK",
+    "TROUBLE",
+    "WARNING",
+    "Check",
+    "Verdict",
+    "duration",
+    "ok",
+    "stuck_holds",
+    "trouble",
+    "warning",
+    "worst",
+]
 
 Verdict: TypeAlias = Literal["ok", "warning", "trouble"]
 OK: Final = "ok"
@@ -57,6 +69,16 @@ def warning(name: str, found: str, advice: str, details: Sequence[str] = (), **f
 def trouble(name: str, found: str, advice: str, details: Sequence[str] = (), **facts: Any) -> Check:
     """Locks do not work here, or somebody is stuck right now."""
     return Check(name, TROUBLE, found, advice, tuple(details), facts)
+
+
+def stuck_holds(lines: dict[str, str], long: float) -> Check:
+    """Old holds that somebody waits for: a line about each, by its id."""
+    name = "stuck-holds"
+    if not lines:
+        return ok(name, f"nobody waits for a hold older than {duration(long)}", holds=[])
+    found = f"{len(lines)} holds are old, and others wait for them"
+    advice = "Look at the line that holds, or end the hold: takehold evict ID."
+    return warning(name, found, advice, list(lines.values()), holds=list(lines))
 
 
 def worst(checks: Sequence[Check]) -> Verdict:

@@ -1,4 +1,4 @@
-"""What the kernel says about processes: who lives, who is frozen, who keeps a file open."""
+"""What the kernel says about processes: who lives, who keeps a file open."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
-__all__ = ["Inode", "answering", "exists", "holding_open", "inode", "members", "title"]
+__all__ = ["exists", "holding_open", "inode", "members", "title"]
 
 Inode: TypeAlias = tuple[int, int]
 _DEAD: Final = b"ZXx"
-_SILENT: Final = b"Tt" + _DEAD
-"""States of a process that cannot answer: stopped, traced, dead."""
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -21,12 +19,6 @@ def _stat(pid: int) -> list[bytes]:
             return file.read().rpartition(b")")[2].split()
     except OSError:
         return []
-
-
-def answering(pid: int) -> bool:
-    """Whether the process is there and running, not stopped, not dead."""
-    fields = _stat(pid)
-    return bool(fields) and fields[0] not in _SILENT
 
 
 def exists(pid: int) -> bool:

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Ask",
     "Backend",
+    "Board",
     "Capabilities",
     "Grant",
     "Granted",
     "Losses",
+    "Refused",
     "Releasable",
     "Session",
     "SessionLost",

@@ -14,11 +14,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from takehold.core.backend import Ask, Capabilities, Grant, Granted, Losses, Releasable, Session, SessionLost
-from takehold.core.combine import Combiner
 from takehold.core.deadline import Deadline
 from takehold.core.key import hashed
 from takehold.core.record import HoldRecord
 from takehold.core.seat import Seat
+from takehold.core.trip import Trip
 from takehold.core.want import EXCLUSIVE, Mode, Want
 from takehold.runtime import Event, Runtime
 
@@ -145,7 +145,6 @@ class FakeBackend:
     def __init__(self, server: FakeServer, process: str = "p1", latency: float = 0.0, *, instant: bool = False) -> None:
         self.server = server
         self.latency = latency
-        self._instant = instant
         self.capabilities = Capabilities(across="process", many="one by one" if instant else "one trip", loss="passive")
         self.identity: Hashable = ("fake", id(server), process)
 
@@ -177,16 +176,10 @@ class FakeBackend:
         return "nothing to prepare"
 
 
-class FakeSession:
+class FakeSession(Trip):
     """A keeper connection, and one more for each wait."""
 
-    instant = False
-    usable = True
-    board = None
     in_flight = False
-    room = 1_000_000
-    quick = False
-    combiner: Combiner | None = None
 
     def __init__(self, backend: FakeBackend, rt: Runtime, losses: Losses) -> None:
         self.lost: str | None = None
@@ -205,9 +198,6 @@ class FakeSession:
         self.connections.add(connection)
         return connection
 
-    def admit(self, count: int) -> None:
-        """There is always room."""
-
     async def apply(self, releases: Sequence[Releasable], asks: Sequence[Ask], seconds: float) -> list[Granted]:
         """One round trip: there, the work, and back; the session may die on any of the three."""
         await self._travel()
@@ -218,21 +208,6 @@ class FakeSession:
         answers = [self._answer(ask) for ask in asks]
         await self._travel()
         return answers
-
-    def overdue(self, seconds: float) -> None:
-        """It always answers."""
-
-    def carries(self, releases: Sequence[Releasable], ask: Ask) -> bool:
-        """Never asked."""
-        return False
-
-    async def fetch_quickly(self, releases: Sequence[Releasable], ask: Ask) -> Granted:
-        """Never."""
-        raise AssertionError("this session is not quick")
-
-    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask, seconds: float) -> None:
-        """Never: it would hide what the general path does."""
-        raise AssertionError("this session is not quick")
 
     async def answer(self) -> list[Granted]:
         """Never: nobody leaves a statement behind."""
@@ -257,42 +232,9 @@ class FakeSession:
         """A grant with its fence."""
         return Grant(self, want, self.server.fence(), self.rt.now_ns(), connection)
 
-    def refence(self, grant: Grant) -> tuple[int | None, int]:
-        """The sequence leaves room between two numbers."""
-        assert grant.fence is not None
-        grant.fence += 1
-        return grant.fence, self.rt.now_ns()
-
     def turn(self, want: Want, beside: bool, seat: Seat) -> FakeTurn:
         """A place in the server's queue, on a connection of its own."""
         return FakeTurn(self, want)
-
-    def take_alone(self, seat: Seat) -> bool:
-        """Never: nothing is instant over a wire."""
-        raise AssertionError("a trip session answers in batches")
-
-    def give_alone(self, seat: Seat) -> None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def take(self, want: Want, beside: bool) -> Grant | None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def give(self, grant: Grant) -> None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def forget(self, want: Want) -> None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def attend(self) -> None:
-        """A dead session tells by itself."""
-
-    def doubt(self, seat: Seat) -> str | None:
-        """What the connection says."""
-        return self.lost
 
     def deadlock(self, seat: Seat) -> str | None:
         """Not looked for."""
@@ -303,10 +245,6 @@ class FakeSession:
         desks: dict[int, Any] = {id(other.losses): other.losses for other in self.server.sessions}
         records = [desk.record(seat) for desk in desks.values() for seat in desk.busy() if seat.want.id == want.id]
         return [record for record in records if record.state == "held"]
-
-    def descriptors(self, seat: Seat) -> tuple[int, ...]:
-        """A connection cannot be inherited."""
-        return ()
 
     def die(self, reason: str) -> None:
         """The server ends this session."""

@@ -26,6 +26,7 @@ _FLOATS: Final = frozenset((700, 701))
 _INT8S: Final = 1016
 _BOOLS: Final = 1000
 _ONCE: Final = ((),)
+_BAD: Final = pq.ConnStatus.BAD
 _ALREADY: Final = "42P05"
 _FINE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
 
@@ -110,18 +111,16 @@ class PsycopgWire:
             if self._conn.flush():
                 self._flush()
         except OperationalError as error:
-            self._fail(str(error).strip())
-            raise WireLost(self.lost) from error
+            raise self._trouble(error) from error
         finally:
             self._leave()
 
     def _flush(self) -> None:
-        if self._conn.flush():
-            until = time.monotonic() + ANSWER_WITHIN
-            while self._conn.flush():
-                if not self._wait(select.POLLIN | select.POLLOUT, until):
-                    raise OperationalError(f"the server did not take a statement within {ANSWER_WITHIN:g} s")
-                self._conn.consume_input()
+        until = time.monotonic() + ANSWER_WITHIN
+        while self._conn.flush():
+            if not self._wait(select.POLLIN | select.POLLOUT, until):
+                raise OperationalError(f"the server did not take a statement within {ANSWER_WITHIN:g} s")
+            self._conn.consume_input()
 
     def _prepare(self, statement: Statement) -> None:
         self._conn.send_prepare(statement.name.encode(), statement.sql.encode())
@@ -154,8 +153,7 @@ class PsycopgWire:
             if self.lost is not None:  # closed by another thread; what was read may be half of it
                 raise WireLost(self.lost)
         except OperationalError as error:
-            self._fail(str(error).strip())
-            raise WireLost(self.lost) from error
+            raise self._trouble(error) from error
         finally:
             self._leave()
         return _rows_of(self._results)
@@ -177,8 +175,8 @@ class PsycopgWire:
             # One call: Ctrl-C finds a result here or in libpq, and never on the way.
             results.extend(starmap(conn.get_result, _ONCE))
             result = results[-1]
-            if result is not None and result.status not in _FINE and conn.status == pq.ConnStatus.BAD:
-                raise OperationalError(str(_error_of(result)) or _message(conn))
+            if result is not None and result.status not in _FINE and (conn.status == _BAD or _is_fatal(result)):
+                raise OperationalError(str(_error_of(result)))
         return True
 
     def _wait(self, events: int, until: float | None) -> bool:
@@ -200,8 +198,7 @@ class PsycopgWire:
             self._results = []
             self._flush()
         except OperationalError as error:
-            self._fail(str(error).strip())
-            raise WireLost(self.lost) from error
+            raise self._trouble(error) from error
         finally:
             self._leave()
         await self._answered(seconds)
@@ -234,8 +231,7 @@ class PsycopgWire:
                     self._conn.consume_input()
             return self._heard()
         except OperationalError as error:
-            self._fail(str(error).strip())
-            raise WireLost(self.lost) from error
+            raise self._trouble(error) from error
         finally:
             self._leave()
 
@@ -260,6 +256,11 @@ class PsycopgWire:
                 lost(self.lost)
 
         hangups.watch(self._fd, hung_up)
+
+    def _trouble(self, error: OperationalError) -> WireLost:
+        """What an error of libpq means: the wire is gone."""
+        self._fail(str(error).strip())
+        return WireLost(self.lost)
 
     def _fail(self, reason: str | None) -> None:
         if self.lost is None:
@@ -357,10 +358,16 @@ def _rows_of(results: list[pq.abc.PGresult | None]) -> list[Row]:
     return rows
 
 
+def _is_fatal(result: pq.abc.PGresult) -> bool:
+    """The server's last word: it hangs up after that, and a pooler in between perhaps does not."""
+    return result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) in (b"FATAL", b"PANIC")
+
+
 def _error_of(result: pq.abc.PGresult) -> ServerError:
     code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"08006").decode()
-    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-    return ServerError(code, text)
+    # Without a field it is libpq that speaks.
+    text = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+    return ServerError(code, text.decode(errors="replace").strip())
 
 
 def _decoded(value: bytes | None, kind: int) -> Any:

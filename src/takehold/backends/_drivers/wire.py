@@ -14,12 +14,12 @@ from takehold.core.backend import SessionLost
 from takehold.errors import UsageError
 from takehold.runtime import Runtime
 
-__all__ = ["ANSWER_WITHIN", "NO_EXTRA", "Row", "ServerError", "Statement", "Target", "Wire", "WireLost", "connect"]
+__all__ = ["ANSWER_WITHIN", "Row", "ServerError", "Statement", "Target", "Wire", "WireLost", "connect"]
 
 Row: TypeAlias = tuple[Any, ...]
 ANSWER_WITHIN: Final = 10.0
 """Seconds after which a server that says nothing is taken for gone, where nobody says how long."""
-NO_EXTRA: Final = "{} is not installed; it comes with: pip install 'takehold[{}]'"
+_NO_DRIVER: Final = "{} is not installed; it comes with: pip install 'takehold[postgres]'"
 
 
 class WireLost(SessionLost):
@@ -118,10 +118,10 @@ async def connect(rt: Runtime, target: Target, seconds: float) -> Wire:
         try:
             from takehold.backends._drivers.asyncpg_wire import AsyncpgWire
         except ImportError as error:
-            raise UsageError(NO_EXTRA.format("asyncpg", "postgres")) from error
+            raise UsageError(_NO_DRIVER.format("asyncpg")) from error
         return await AsyncpgWire.connect(target, seconds)
     try:
         from takehold.backends._drivers.psycopg_wire import PsycopgWire
     except ImportError as error:
-        raise UsageError(NO_EXTRA.format("psycopg", "postgres")) from error
+        raise UsageError(_NO_DRIVER.format("psycopg")) from error
     return PsycopgWire.connect(target, seconds)

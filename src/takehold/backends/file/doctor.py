@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from takehold.backends.check import Check, duration, ok, trouble, warning
+from takehold.backends.check import Check, duration, ok, stuck_holds, trouble, warning
 from takehold.backends.file.board import Line, _read, process
 from takehold.backends.file.directory import _NETWORK, FILE_FORMAT, FLOCK, STRIPES, _file_system, lock_record
 from takehold.errors import BackendRefused
@@ -201,20 +201,11 @@ def _answers(line: Line) -> bool:
 
 
 def _stuck(lines: list[Line], long: float) -> Check:
-    """Old holds that somebody waits for."""
     now = time.monotonic_ns()
     awaited = {line.key_id for line in lines if not line.held}
-    chosen = [
-        (line, (now - line.at) / 1e9)
+    found = {
+        line.id: f"{line.key!r} of {line.owner} for {duration(age)}: {line.id}"
         for line in lines
-        if line.held and not line.implied and line.key_id in awaited and (now - line.at) / 1e9 > long
-    ]
-    if not chosen:
-        return ok("stuck-holds", f"nobody waits for a hold older than {duration(long)}", holds=[])
-    return warning(
-        "stuck-holds",
-        f"{len(chosen)} holds are old, and others wait for them",
-        "Look at the line that holds, or end the hold: takehold evict ID.",
-        [f"{line.key!r} of {line.owner} for {duration(age)}: {line.id}" for line, age in chosen],
-        holds=[line.id for line, _ in chosen],
-    )
+        if line.held and not line.implied and line.key_id in awaited and (age := (now - line.at) / 1e9) > long
+    }
+    return stuck_holds(found, long)

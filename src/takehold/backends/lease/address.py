@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
+from takehold.backends import masked
 from takehold.errors import UsageError
 
 __all__ = ["Address", "postgres_address", "sqlite_address"]
@@ -36,8 +37,7 @@ def postgres_address(rest: str) -> Address:
         raise UsageError("lease+postgresql: needs a server: lease+postgresql://user@host/database")
     ttl, theirs = _own_options(parts.query)
     dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(theirs, quote_via=quote), ""))
-    shown = dsn if parts.password is None else dsn.replace(f":{parts.password}@", ":***@", 1)
-    return Address("postgresql", dsn, shown, ttl)
+    return Address("postgresql", dsn, masked(dsn), ttl)
 
 
 def sqlite_address(rest: str) -> Address:

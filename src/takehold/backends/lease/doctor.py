@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from takehold.backends.check import Check, duration, ok, trouble, warning
+from takehold.backends.check import Check, duration, ok, stuck_holds, trouble, warning
 from takehold.backends.file.directory import _NETWORK, _file_system
 from takehold.backends.lease.address import Address
 from takehold.backends.lease.channel import LEASE_FORMAT
@@ -69,15 +69,5 @@ def _silent(records: list[HoldRecord], ttl: float) -> Check:
 
 
 def _stuck(records: list[HoldRecord], long: float) -> Check:
-    """Old holds that somebody waits for."""
     awaited = {id for record in records for id in record.blocked_by}
-    chosen = [record for record in records if record.id in awaited and record.stuck(long)]
-    if not chosen:
-        return ok("stuck-holds", f"nobody waits for a hold older than {duration(long)}", holds=[])
-    return warning(
-        "stuck-holds",
-        f"{len(chosen)} holds are old, and others wait for them",
-        "Look at the line that holds, or end the hold: takehold evict ID.",
-        [_line(record) for record in chosen],
-        holds=[record.id for record in chosen],
-    )
+    return stuck_holds({one.id: _line(one) for one in records if one.id in awaited and one.stuck(long)}, long)

@@ -16,7 +16,7 @@ from typing import Final
 
 from takehold.backends.lease.channel import FENCE_STEP, LEASE_FORMAT, MARK, PATIENCE, REVISION
 
-__all__ = ["FACTS", "FUNCTIONS", "QUESTIONS", "SCHEMA"]
+__all__ = ["ADVISORY_CLASS", "FACTS", "FUNCTIONS", "QUESTIONS", "SCHEMA", "STRIPES"]
 
 STRIPES: Final = 1024
 ADVISORY_CLASS: Final = 0x7468_6C64  # "thld"
@@ -90,13 +90,15 @@ BEGIN
 END $function$;
 """
 
-_OPEN: Final = _function(
-    "open",
-    f"""
+_READ_COMMITTED: Final = """
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'leases need READ COMMITTED, the default here is %', current_setting('transaction_isolation')
             USING ERRCODE = 'invalid_transaction_state';
-    END IF;
+    END IF;"""
+
+_OPEN: Final = _function(
+    "open",
+    f"""{_READ_COMMITTED}
     PERFORM takehold.lease_bury_{REVISION}(present, NULL);
     INSERT INTO takehold.lease_session (name, host, pid, ttl, beat, expires)
         VALUES (me, r->>'host', (r->>'pid')::integer, (r->>'ttl')::float8, present,
@@ -108,11 +110,7 @@ _OPEN: Final = _function(
 
 _APPLY: Final = _function(
     "apply",
-    f"""
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'leases need READ COMMITTED, the default here is %', current_setting('transaction_isolation')
-            USING ERRCODE = 'invalid_transaction_state';
-    END IF;
+    f"""{_READ_COMMITTED}
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;

@@ -21,10 +21,10 @@ from takehold.backends.lease.pulse import Pulse
 from takehold.backends.lease.seen import described, in_the_way, lines_of, row_of
 from takehold.backends.lease.trust import Trust
 from takehold.backends.lease.turn import MARK_OF, LeaseTurn, Poll
-from takehold.core.backend import Ask, Grant, Granted, Losses, Releasable, SessionLost, Unanswered
-from takehold.core.combine import Combiner
+from takehold.core.backend import Ask, Granted, Losses, Releasable, SessionLost, Unanswered
 from takehold.core.record import HoldRecord
 from takehold.core.seat import Seat
+from takehold.core.trip import Trip
 from takehold.core.want import SHARED, Want
 from takehold.runtime import Runtime
 
@@ -60,14 +60,11 @@ class Names:
         """It keeps its number."""
 
 
-class LeaseSession:
+class LeaseSession(Trip):
     """A row of the session table, the rows that were granted to it, and its heartbeat."""
 
-    instant = False
+    board: Names
     in_flight = False
-    room = 2**62
-    quick = False
-    combiner: Combiner | None = None
 
     def __init__(self, address: Address, rt: Runtime, losses: Losses) -> None:
         self.rt = rt
@@ -75,7 +72,6 @@ class LeaseSession:
         # Unique wherever the table can be reached from, so more than a pid.
         self.name = f"{os.getpid()}.{secrets.token_hex(8)}"
         self.board = Names(self.name)
-        self.usable = True
         self.rows: dict[int, str] = {}
         """What the table has granted: the hold that each row names, by fence."""
         self.marks: dict[int, str] = {}
@@ -114,13 +110,6 @@ class LeaseSession:
     def lost(self, reason: str | None) -> None:
         self._lost = reason
 
-    def doubt(self, seat: Seat) -> str | None:
-        """Whether trust has ended."""
-        return self.lost
-
-    def attend(self) -> None:
-        """The pulse looks after it."""
-
     def die(self, reason: str) -> None:
         """Every hold is lost. Told once; the desk then closes us."""
         self._lost = self._lost or reason
@@ -148,9 +137,6 @@ class LeaseSession:
 
     # -- statements ----------------------------------------------------------------------------------
 
-    def admit(self, count: int) -> None:
-        """A table has room for all."""
-
     async def apply(self, releases: Sequence[Releasable], asks: Sequence[Ask], seconds: float) -> list[Granted]:
         """One statement with a new number."""
         self._batch += 1
@@ -159,21 +145,6 @@ class LeaseSession:
         self.changes += 1
         self.in_flight = True
         return await self._answered(seconds)
-
-    def overdue(self, seconds: float) -> None:
-        """Trust sees to it: a session that cannot reach its table ends with its lease."""
-
-    def carries(self, releases: Sequence[Releasable], ask: Ask) -> bool:
-        """Never asked."""
-        return False
-
-    async def fetch_quickly(self, releases: Sequence[Releasable], ask: Ask) -> Granted:
-        """Never."""
-        raise AssertionError("this session is not quick")
-
-    def apply_quickly(self, releases: Sequence[Releasable], ask: Ask, seconds: float) -> None:
-        """Never."""
-        raise AssertionError("this session is not quick")
 
     async def answer(self) -> list[Granted]:
         """Wait on, as long as the session can be trusted."""
@@ -283,12 +254,6 @@ class LeaseSession:
             self._turns = {other: until for other, until in self._turns.items() if until > now}
         self._turns[key] = now + PATIENCE
 
-    def refence(self, grant: Grant) -> tuple[int | None, int]:
-        """The table leaves room between two numbers."""
-        assert grant.fence is not None
-        grant.fence += 1
-        return grant.fence, self.rt.now_ns()
-
     def turn(self, want: Want, beside: bool, seat: Seat) -> LeaseTurn:
         """A place in line at the table."""
         return LeaseTurn(self, want, beside, seat)
@@ -308,29 +273,3 @@ class LeaseSession:
         lines = lines_of(reply)
         ids = in_the_way(lines, want.place, want.mode is SHARED)
         return [line.record(reply["now"], self.rt.wall(), ()) for line in lines if line.id in ids]
-
-    def descriptors(self, seat: Seat) -> tuple[int, ...]:
-        """A row cannot be inherited."""
-        return ()
-
-    # -- what instant sessions do --------------------------------------------------------------------
-
-    def take_alone(self, seat: Seat) -> bool:
-        """Never: nothing is instant over a wire."""
-        raise AssertionError("a trip session answers in batches")
-
-    def give_alone(self, seat: Seat) -> None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def take(self, want: Want, beside: bool) -> Grant | None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def give(self, grant: Grant) -> None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def forget(self, want: Want) -> None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")

@@ -16,7 +16,7 @@ from typing import Any, Final
 from takehold.backends.lease.channel import FENCE_STEP, LEASE_FORMAT, MARK, PATIENCE, Reply, Request
 from takehold.errors import BackendRefused
 
-__all__ = ["SCHEMA", "SqliteTable", "foreign_format"]
+__all__ = ["SqliteTable", "boot_id", "foreign_format"]
 
 SCHEMA: Final = """
 CREATE TABLE takehold_lease_format (number INTEGER NOT NULL);

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
-from takehold.backends._drivers.wire import ServerError, Statement, Target, Wire, WireLost, connect
+from takehold.backends._drivers.wire import ServerError, Statement, Wire, WireLost, connect
 from takehold.backends.check import Check, duration, ok, trouble, warning
 from takehold.backends.postgres.clients import Neighbours
 from takehold.backends.postgres.line import Line, Options
@@ -83,10 +84,10 @@ _WANTED: Final = [
 async def examine(url: str, options: Options, shown: str, rt: Runtime, long: float) -> list[Check]:
     """All checks, in the order people read them; `BackendUnavailable` when there is nobody to ask."""
     wires: list[Wire] = []
-    name = Line(url, options).application_name.replace("takehold", "takehold-doctor", 1)
+    target = replace(Line(url, options).target("-doctor"), prepared=False)
 
     async def dial() -> Wire:
-        wire = await connect(rt, Target(url, name[:63], options.silence, prepared=False), options.connect)
+        wire = await connect(rt, target, options.connect)
         wires.append(wire)
         return wire
 

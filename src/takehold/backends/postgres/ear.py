@@ -10,6 +10,7 @@ import json
 import logging
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,7 @@ from takehold.runtime import Runtime
 if TYPE_CHECKING:
     from takehold.backends.postgres.session import PostgresSession
 
-__all__ = ["EVERYBODY", "Ear", "Question", "channel", "parts_of"]
+__all__ = ["EVERYBODY", "NOTIFY", "Ear", "Question", "channel", "records_of"]
 
 log = logging.getLogger(__name__)
 EVERYBODY: Final = "takehold"
@@ -350,19 +351,17 @@ class Ear:
 
     async def _reconnect(self) -> None:
         backoff = Backoff(0.05, 5.0, self.rt.random)
-        while not self.closed:
+        while True:
             await self.rt.sleep(backoff.next())
-            try:
+            with suppress(WireLost, ServerError):
                 self._wire = await self._line.connect(self.rt, self._line.options.connect, "-ear")
-                if self.closed:
-                    # The session ended meanwhile, and has hung up the wire before this one.
-                    self._wire.close()
+                if not self.closed:
+                    await self._listen(self._line.options.connect)
                     return
-                await self._listen(self._line.options.connect)
-            except (WireLost, ServerError):
-                self._wire.close()
-                continue
-            return
+            # Also one that is fine: if the session ended meanwhile, it has hung up the wire before this one.
+            self._wire.close()
+            if self.closed:
+                return
 
     def end_session(self) -> None:
         """Nobody can listen any more."""

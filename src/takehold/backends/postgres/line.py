@@ -62,10 +62,6 @@ def parse(url: str) -> tuple[str, Options]:
     return f"postgresql://{parts.netloc}{parts.path}{query}", Options(**ours)  # type: ignore[arg-type]
 
 
-def _host() -> str:
-    return socket.gethostname()[:30]
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """What all connections of one session have in common: the server, and a token that names the session."""
@@ -79,17 +75,13 @@ class Line:
         """The first part of the ids of its holds."""
         return f"{os.getpid()}.{self.token}"
 
-    @property
-    def application_name(self) -> str:
-        """How its connections look in `pg_stat_activity`."""
-        return f"takehold {self.token} {_host()}:{os.getpid()}"[:NAME_BYTES]
-
     async def raw(self, rt: Runtime, seconds: float, role: str = "") -> Wire:
         """A connection as the server gives it."""
-        return await connect(rt, self._target(role), seconds)
+        return await connect(rt, self.target(role), seconds)
 
-    def _target(self, role: str) -> Target:
-        name = f"takehold{role} {self.token} {_host()}:{os.getpid()}"[:NAME_BYTES]
+    def target(self, role: str = "") -> Target:
+        """Where to connect, with a name that shows the role in `pg_stat_activity`."""
+        name = f"takehold{role} {self.token} {socket.gethostname()[:30]}:{os.getpid()}"[:NAME_BYTES]
         return Target(self.url, name, self.options.silence)
 
     async def connect(self, rt: Runtime, seconds: float, role: str = "") -> Wire:
@@ -107,5 +99,5 @@ class Line:
     def settings(self, wire: Wire) -> str:
         """What a connection needs before it may lock."""
         silence = int(self.options.silence * 1000)
-        idle = self._target("").idle
+        idle = self.target().idle
         return settings_for(wire, check_ms=min(500, silence), user_timeout_ms=silence, idle=idle)

@@ -19,10 +19,10 @@ from takehold.backends.postgres.plan import BUSY, NotHeldThere, Plan, array
 from takehold.backends.postgres.proving import Facts
 from takehold.backends.postgres.statements import UNLOCK, UNLOCK_ALL, UNLOCK_SHARED, statements
 from takehold.backends.postgres.waiters import OUT_OF_MEMORY, PostgresTurn, Waiters
-from takehold.core.backend import Ask, Grant, Granted, Losses, Refused, Releasable, SessionLost, Unanswered
-from takehold.core.combine import Combiner
+from takehold.core.backend import Ask, Granted, Losses, Refused, Releasable, SessionLost, Unanswered
 from takehold.core.record import HoldRecord
 from takehold.core.seat import Seat
+from takehold.core.trip import Trip
 from takehold.core.want import EXCLUSIVE, Want
 from takehold.errors import BackendRefused, BackendUnavailable
 from takehold.runtime import Runtime, run
@@ -36,13 +36,10 @@ ATTEMPTS: Final = 3
 """How often a statement is sent again that somebody else has cancelled."""
 
 
-class PostgresSession:
+class PostgresSession(Trip):
     """Keeper, waiters, ear."""
 
-    instant = False
     quick = True
-    board = None
-    usable = True
 
     def __init__(self, line: Line, rt: Runtime, losses: Losses, keeper: Wire, facts: Facts) -> None:
         self.lost: str | None = None
@@ -55,7 +52,6 @@ class PostgresSession:
         self.facts = facts
         self.fenced = facts.fenced
         self.statements = statements(facts.fenced)
-        self.combiner: Combiner | None = None
         # Weakly: the desk has the session, and must be able to go without the collector.
         self.losses: Any = weakref.proxy(losses)
         self.keeper = keeper
@@ -333,12 +329,6 @@ class PostgresSession:
         """Without the sequence there are none."""
         return fence if self.fenced else None
 
-    def refence(self, grant: Grant) -> tuple[int | None, int]:
-        """The sequence leaves room between two numbers."""
-        if grant.fence is not None:
-            grant.fence += 1
-        return grant.fence, self.rt.now_ns()
-
     def turn(self, want: Want, beside: bool, seat: Seat) -> PostgresTurn:
         """A place in the server's queue."""
         return PostgresTurn(self, want, beside)
@@ -351,13 +341,6 @@ class PostgresSession:
             raise WireLost("could not be cancelled")
 
     # -- losing and ending ---------------------------------------------------------------------------
-
-    def attend(self) -> None:
-        """It is looked after from the start."""
-
-    def doubt(self, seat: Seat) -> str | None:
-        """The connections tell by themselves."""
-        return self.lost
 
     def die(self, reason: str) -> None:
         """A connection that keeps holds is gone: all holds of this session are lost."""
@@ -401,27 +384,3 @@ class PostgresSession:
     def deadlock(self, seat: Seat) -> str | None:
         """What the ear has found out, following who waits for whom; asks it to look again."""
         return None if self.ear is None else self.ear.deadlock(seat)
-
-    def descriptors(self, seat: Seat) -> tuple[int, ...]:
-        """A connection cannot be inherited."""
-        return ()
-
-    def take_alone(self, seat: Seat) -> bool:
-        """Never: nothing is instant over a wire."""
-        raise AssertionError("a trip session answers in batches")
-
-    def give_alone(self, seat: Seat) -> None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def take(self, want: Want, beside: bool) -> Grant | None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def give(self, grant: Grant) -> None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")
-
-    def forget(self, want: Want) -> None:
-        """Never."""
-        raise AssertionError("a trip session answers in batches")

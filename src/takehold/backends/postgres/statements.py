@@ -7,7 +7,17 @@ from typing import Final
 
 from takehold.backends._drivers.wire import Statement
 
-__all__ = ["FENCE_FROM", "FORMAT", "INIT", "UNFENCED", "Statements", "statements"]
+__all__ = [
+    "FENCE_FROM",
+    "FENCE_STEP",
+    "FORMAT",
+    "INIT",
+    "UNLOCK",
+    "UNLOCK_ALL",
+    "UNLOCK_SHARED",
+    "Statements",
+    "statements",
+]
 
 FORMAT: Final = 1
 """Of the schema `takehold`: the sequence, its step, its name."""
@@ -20,7 +30,7 @@ _FREED: Final = """
     (SELECT count(*) FILTER (WHERE NOT pg_advisory_unlock(k)) FROM unnest($1::text::bigint[]) AS r(k))
   + (SELECT count(*) FILTER (WHERE NOT pg_advisory_unlock_shared(k)) FROM unnest($2::text::bigint[]) AS r(k))"""
 UNLOCK_ALL: Final = Statement("takehold_unlock_many", f"SELECT {_FREED}")
-UNFENCED: Final = "0::bigint"
+_UNFENCED: Final = "0::bigint"
 _NEXT: Final = "nextval('takehold.fence')"
 
 
@@ -54,7 +64,7 @@ class Statements:
 
 def statements(fenced: bool) -> Statements:
     """The statements of one session."""
-    fence, kind = (_NEXT, "fenced") if fenced else (UNFENCED, "plain")
+    fence, kind = (_NEXT, "fenced") if fenced else (_UNFENCED, "plain")
     tries = f"""
     ARRAY(SELECT CASE WHEN pg_try_advisory_lock(k) THEN {fence} END FROM unnest($3::text::bigint[]) AS t(k)),
     ARRAY(SELECT CASE WHEN pg_try_advisory_lock_shared(k) THEN {fence} END FROM unnest($4::text::bigint[]) AS t(k))"""  # noqa: S608 - put together from constants

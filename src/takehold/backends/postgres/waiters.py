@@ -24,7 +24,7 @@ from takehold.errors import BackendRefused, BackendUnavailable
 if TYPE_CHECKING:
     from takehold.backends.postgres.session import PostgresSession
 
-__all__ = ["MAX_WAITERS", "PostgresTurn", "Waiters"]
+__all__ = ["MAX_WAITERS", "OUT_OF_MEMORY", "PostgresTurn", "Waiters"]
 
 MAX_WAITERS: Final = 4
 ROTATE: Final = 0.5
@@ -33,7 +33,6 @@ GRACE: Final = 0.1
 """The server ends a wait itself, a little after the deadline: cheaper than a cancel over a new connection."""
 INQUIRE_AFTER: Final = 0.1
 """Seconds of waiting after which the owner is asked who it is: an error message must not wait for a slow answer."""
-LOCK_TIMEOUT: Final = "55P03"
 OUT_OF_MEMORY: Final = "53200"
 
 

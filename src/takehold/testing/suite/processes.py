@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,28 @@ from takehold.testing.suite.fixtures import requires
 from takehold.testing.taker import Taker
 
 __all__ = ["TestFork", "TestProcesses"]
+
+
+@contextmanager
+def looping(face: Face, workers: int, mode: str = "exclusive") -> Iterator[list[int]]:
+    """So many workers take a key and give it back all the time; how often they had it."""
+    stop, turns = threading.Event(), [0]
+
+    def loop(locks: Any) -> Steps:
+        while not stop.is_set():
+            hold = yield locks.lock("k", mode=mode, timeout=60).acquire()
+            turns[0] += 1
+            yield face.sleep(0.002) if mode == "shared" else None
+            yield hold.release()
+
+    calls = [worker.start(loop) for worker in face.workers(workers)]
+    try:
+        eventually(lambda: turns[0] > 20)
+        yield turns
+    finally:
+        stop.set()
+    for call in calls:
+        call.result()
 
 
 @requires(across="host")
@@ -88,50 +111,18 @@ class TestProcesses:
 
     @pytest.mark.covers("L-8")
     def test_another_process_gets_its_turn_while_this_one_hands_over_locally(self, face: Face) -> None:
-        stop, turns = threading.Event(), [0]
-
-        def loop(locks: Any) -> Steps:
-            while not stop.is_set():
-                hold = yield locks.lock("k", timeout=60).acquire()
-                turns[0] += 1
-                yield
-                yield hold.release()
-
-        calls = [worker.start(loop) for worker in face.workers(4)]
-        try:
-            eventually(lambda: turns[0] > 20)
-            with Taker(face.url, "k", namespace=face.namespace, wait=True) as taker:
-                taker.until_held(within=AT_ONCE)
-                taker.release()
-                before = turns[0]
-                eventually(lambda: turns[0] > before + 20, "and this process goes on afterwards")
-        finally:
-            stop.set()
-        for call in calls:
-            call.result()
+        with looping(face, 4) as turns, Taker(face.url, "k", namespace=face.namespace, wait=True) as taker:
+            taker.until_held(within=AT_ONCE)
+            taker.release()
+            before = turns[0]
+            eventually(lambda: turns[0] > before + 20, "and this process goes on afterwards")
 
     @requires("shared")
     @pytest.mark.covers("L-8")
     def test_a_writer_of_another_process_gets_in_while_readers_here_loop(self, face: Face) -> None:
-        stop, turns = threading.Event(), [0]
-
-        def loop(locks: Any) -> Steps:
-            while not stop.is_set():
-                hold = yield locks.lock("k", mode="shared", timeout=60).acquire()
-                turns[0] += 1
-                yield face.sleep(0.002)
-                yield hold.release()
-
-        calls = [worker.start(loop) for worker in face.workers(6)]
-        try:
-            eventually(lambda: turns[0] > 20)
-            with Taker(face.url, "k", namespace=face.namespace, wait=True) as taker:
-                taker.until_held(within=AT_ONCE)
-                taker.release()
-        finally:
-            stop.set()
-        for call in calls:
-            call.result()
+        with looping(face, 6, "shared"), Taker(face.url, "k", namespace=face.namespace, wait=True) as taker:
+            taker.until_held(within=AT_ONCE)
+            taker.release()
 
     @pytest.mark.covers("L-5", "L-14")
     def test_a_killed_owner_frees_its_key(self, face: Face) -> None:
@@ -324,30 +315,16 @@ class TestFork:
     @pytest.mark.covers("L-17")
     def test_forking_in_the_middle_of_everything_leaves_the_child_able_to_lock(self, face: Face) -> None:
         """Other workers take and wait all the time; whatever they had locked inside stays behind in the parent."""
-        stop, turns = threading.Event(), [0]
-
-        def loop(locks: Any) -> Steps:
-            while not stop.is_set():
-                hold = yield locks.lock("k", timeout=60).acquire()
-                turns[0] += 1
-                yield
-                yield hold.release()
 
         def in_child(locks: Any) -> Steps:
             hold = yield locks.lock("mine", timeout=10).acquire()
             yield hold.release()
             return "took it"
 
-        calls = [worker.start(loop) for worker in face.workers(3)]
         locks = face.locks()
-        try:
-            eventually(lambda: turns[0] > 20)
+        with looping(face, 3):
             for _ in range(5):
                 assert in_a_fork(lambda: face.alone(in_child, locks)) == "took it"
-        finally:
-            stop.set()
-        for call in calls:
-            call.result()
 
     @pytest.mark.covers("L-17")
     def test_another_event_loop_opens_by_itself(self, asyncio_face: Face) -> None:
