@@ -85,18 +85,31 @@ class Combiner:
         elif lead:
             self._rt.start(self._serve(None), NAME)
 
+    @property
+    def unsent(self) -> list[Releasable]:
+        """What is noted and has not left yet."""
+        return self._releases[:]
+
     def give(self, given: list[Releasable]) -> None:
-        """Note releases; they leave with the next statement, or in this turn of the loop when the wire is idle."""
+        """Note releases; they leave with the next statement, or in this turn of the loop when the wire is idle.
+
+        The list is emptied: whoever was interrupted sees by it what is noted.
+        """
         if given[0].session is not self.session or (len(given) > 1 and given[-1].session is not self.session):
             # A late one of the session before: it went with it, and the key may be somebody else's by now.
-            given = [one for one in given if one.session is self.session]
+            given[:] = [one for one in given if one.session is self.session]
         with self._mutex:
             self._releases += given
-            kick = not self._busy and not self.threads
-            if kick:
-                self._busy = self._kicked = True
+            del given[:]
+            kick = self._to_be_kicked()
         if kick:
             self._rt.soon(self._kick)
+
+    def _to_be_kicked(self) -> bool:
+        kick = not self._busy and not self.threads
+        if kick:
+            self._busy = self._kicked = True
+        return kick
 
     def _kick(self) -> None:
         """Nobody came with a question for these releases to ride with."""
@@ -157,10 +170,13 @@ class Combiner:
                 self._pending.remove(ask)
             # Under the mutex: what is answered after this goes back by itself. And once only.
             late = [] if ask.lost else self._grants(ask)
-            ask.lost = ask.lost or bool(late)
+            if late:
+                self._releases += late
+                ask.lost = True
+            kick = bool(late) and self._to_be_kicked()
         self._lead_on(ask)
-        if late:
-            self.give(late)
+        if kick:
+            self._rt.soon(self._kick)
         return late
 
     def _grants(self, ask: Ask) -> list[Releasable]:

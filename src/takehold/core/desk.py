@@ -277,19 +277,17 @@ class Desk:
     def undo(self, seats: Iterable[Seat]) -> list[Releasable] | None:
         """Let go of held seats and take the others out of the line, in reverse: leaves nothing behind."""
         after = Aftermath()
-        with self._mutex:
-            self._undo(seats, after)
-        return self._finish(after)
-
-    def _undo(self, seats: Iterable[Seat], after: Aftermath) -> None:
-        backwards = list(seats)[::-1]
         try:
-            self._let_out(backwards, after)
+            with self._mutex:
+                self._undo(seats, after)
+            return self._finish(after)
         except BaseException:
-            # Interrupted half-way: to the end, before anybody else can look.
-            self._let_out(backwards, after)
+            # Interrupted between what was decided and what is to be done about it: nobody else knows.
             self._finish_later(after)
             raise
+
+    def _undo(self, seats: Iterable[Seat], after: Aftermath) -> None:
+        self._decide(self._let_out, list(seats)[::-1], after)
 
     def _let_out(self, seats: list[Seat], after: Aftermath) -> None:
         for seat in seats:
@@ -305,10 +303,16 @@ class Desk:
 
     def _catch_up(self) -> None:
         while self._unfinished:
-            self._send_off(self._finish(self._unfinished.pop()))
+            after = self._unfinished[-1]
+            self._finish(after)
+            # Only now: an interrupt in between must not lose it, and twice is a no-op.
+            if after in self._unfinished:
+                self._unfinished.remove(after)
+        if self._combiner is not None:
+            self._send_off(self._combiner.unsent)
 
     def _finish(self, after: Aftermath) -> list[Releasable] | None:
-        """Do what a decision left to be done."""
+        """Do what a decision left to be done. Twice is a no-op, so whoever was interrupted can have it done again."""
         while after.wake:
             try:
                 dead = self._call_up(after)
@@ -320,11 +324,13 @@ class Desk:
             after.wake = []
             with self._mutex:
                 self._undo(dead, after)
-        for seat in after.handed:
+        while after.handed:
+            seat = after.handed.pop(0)
             seat.caller.tell("handed over", seat, 0.0)
-        if after.pending and self._combiner is not None:
+        pending = after.pending[:]
+        if pending and self._combiner is not None:
             self._combiner.give(after.pending)
-        return after.pending or None
+        return pending or None
 
     def _call_up(self, after: Aftermath) -> list[Seat]:
         """Wake everybody; who cannot be woken."""

@@ -17,18 +17,18 @@ def give_alone(desk: Desk, seats: list[Seat]) -> list[Releasable] | None:
     """Let go of these: what must still go back, which is noted. None when it is not the plain case."""
     if len(seats) == 1 and seats[0].state != HELD:
         return []
-    held = seats if len(seats) == 1 else [seat for seat in seats if seat.state == HELD]
+    pending: list[Releasable] = [*reversed(seats)]
     try:
-        return _give_alone(desk, seats)
+        return _give_alone(desk, seats, pending)
     except BaseException:
-        # Interrupted after the seat was gone and before that was noted: nobody else would give it back.
-        noted = desk._combiner._releases if desk._combiner is not None else []
-        if loose := [seat for seat in held if seat.state == GONE and seat not in noted]:
-            desk._send_off(_note(desk, loose))
+        # Emptied when they are noted. Gone, and not noted: nobody else would give them back.
+        if loose := [seat for seat in seats if seat.state == GONE and seat in pending]:
+            _note(desk, [*loose])
+        desk._send_off(desk._combiner.unsent if desk._combiner is not None else None)
         raise
 
 
-def _give_alone(desk: Desk, seats: list[Seat]) -> list[Releasable] | None:
+def _give_alone(desk: Desk, seats: list[Seat], pending: list[Releasable]) -> list[Releasable] | None:
     register = desk._register
     with desk._mutex:
         if len(seats) == 1:
@@ -43,14 +43,14 @@ def _give_alone(desk: Desk, seats: list[Seat]) -> list[Releasable] | None:
             if not all(register.entries.get(seat.want.id) is seat and seat.state == HELD for seat in seats):
                 return None
             desk._decide(register.release_all_alone, seats)
-    return _note(desk, seats[::-1])
+    return _note(desk, pending)
 
 
-def _note(desk: Desk, seats: list[Seat]) -> list[Releasable]:
+def _note(desk: Desk, pending: list[Releasable]) -> list[Releasable]:
     """The session must still give back what these stood for, unless it is gone and has given back everything."""
-    session, combiner = seats[0].session, desk._combiner
+    session, combiner = pending[0].session, desk._combiner
     if session is None or session.lost is not None or combiner is None:
         return []
-    pending: list[Releasable] = [*seats]
+    noted = pending[:]
     combiner.give(pending)
-    return pending
+    return noted

@@ -97,5 +97,5 @@ class LeaseTurn:
             fence = poll.granted[0]
             assert isinstance(fence, int)
             given.append(Grant(session, self._want, fence, 0))
-        session.combiner.give(given)
+        session.combiner.give([*given])
         await session.combiner.given_back(given)
