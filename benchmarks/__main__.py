@@ -29,6 +29,7 @@ QUESTIONS: Final = (
     "postgres_many_keys",
     "postgres_threads",
     "postgres_waiters",
+    "rows_bulk",
     "clean_text",
 )
 HERE: Final = Path(__file__).parent

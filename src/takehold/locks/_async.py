@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
+from takehold import locks as faces
 from takehold.core.asking import collect, post, take_back
 from takehold.core.deadline import DEFAULT, AdaptiveTimeout, Backoff, Deadline, Default, Timeout, seconds_of
 from takehold.core.desk import Desk
@@ -382,9 +383,13 @@ class AsyncHold(BaseHold):
 
     async def release(self) -> None:
         """Give it back and wait until it is; once more is a no-op."""
+        seat = self._seats[0]
+        told = faces.on_release if seat.state == HELD else None
         self._done = True
         if pending := self._desk.release(self._seats):
             await self._desk.given_back(pending)
+        if told is not None:
+            told(self, seat.at)
 
     async def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the hold is lost; False when `timeout` seconds passed without that."""
@@ -430,6 +435,7 @@ class AsyncHold(BaseHold):
         """Release, and say why the hold was lost, if it was. Synchronous: no cancel can come in between."""
         seats = self._seats
         seat = seats[-1]
+        told = faces.on_release if seat.state == HELD else None
         if len(seats) == 1 and seat.state == HELD and seat.session is not None and seat.session.doubt(seat) is None:
             reason = None
         else:
@@ -438,6 +444,8 @@ class AsyncHold(BaseHold):
         seat.body = None  # it refers to us: no cycle for the collector
         self._desk.release(seats)
         self._done = True
+        if told is not None and reason is None:
+            told(self, seat.at)
         return reason
 
     async def _explain(self, reason: str | None, kind: type[BaseException] | None, error: BaseException | None) -> None:

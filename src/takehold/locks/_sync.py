@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeVar
 
+from takehold import locks as faces
 from takehold.core.asking import ask_quickly
 from takehold.core.deadline import DEFAULT, AdaptiveTimeout, Backoff, Deadline, Default, Timeout, seconds_of
 from takehold.core.desk import Desk
@@ -324,10 +325,14 @@ class Hold(BaseHold):
 
     def release(self) -> None:
         """Give it back; once more is a no-op."""
+        seat = self._seats[0]
+        told = faces.on_release if seat.state == HELD else None
         if pending := self._desk.release(self._seats):
             run(self._desk.given_back(pending))
         # Last: until here an interrupted release is the finalizer's.
         self._done = True
+        if told is not None:
+            told(self, seat.at)
 
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the hold is lost; False when `timeout` seconds passed without that."""
@@ -352,6 +357,7 @@ class Hold(BaseHold):
     def _leave(self, kind: type[BaseException] | None) -> None:
         seats = self._seats
         seat = seats[0]
+        told = faces.on_release if seat.state == HELD else None
         if len(seats) == 1 and seat.state == HELD and seat.session is not None:
             reason = seat.session.doubt(seat)
             if reason is not None:
@@ -363,3 +369,5 @@ class Hold(BaseHold):
         self._done = True
         if reason is not None and kind is None:
             raise self._lost_error(reason)
+        if told is not None:
+            told(self, seat.at)

@@ -1,0 +1,56 @@
+"""Keys that stand for rows where the database has no row locks: SQLite.
+
+They live in the process desk, and through `app.db.locks/` beside the database file in every process that uses it. A
+database in memory has only this process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+from urllib.parse import quote
+
+from sqlalchemy import inspect
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import async_session
+from sqlalchemy.orm import Mapper, Session
+
+from takehold import AsyncLocks, Key, Locks
+from takehold.rows.session import is_async
+
+__all__ = ["key_of", "lock_url", "locks_of", "within"]
+
+LABEL: Final = "rows"
+_locks: dict[tuple[str, bool], Any] = {}
+
+
+def key_of(model: type[Any], value: object, field: str = "id") -> Key:
+    """The key that stands for the rows whose `field` has this value."""
+    mapper: Mapper[Any] = inspect(model)
+    # A row of a subclass is one of the base class too.
+    return Key("rows", str(mapper.base_mapper.local_table), field, str(value))
+
+
+def locks_of(session: Session) -> Locks | AsyncLocks:
+    """The locks of the session's database file, the same object for everybody in this process."""
+    url, awaited = lock_url(session.get_bind().engine.url), is_async(session)
+    found = _locks.get((url, awaited))
+    if found is None:
+        made = AsyncLocks(url, label=LABEL) if awaited else Locks(url, label=LABEL)
+        found = _locks.setdefault((url, awaited), made)
+    return found  # type: ignore[no-any-return]
+
+
+def within(session: Session) -> Any:
+    """Where the session's transaction takes keys: they are let go after its commit or rollback.
+
+    On the asyncio face its methods are coroutines: `settled` waits for them.
+    """
+    locks: Any = locks_of(session)
+    return locks.within(async_session(session) if is_async(session) else session)
+
+
+def lock_url(url: URL) -> str:
+    """Where the locks of a database are: beside its file, or in memory as it is."""
+    file = url.database
+    return f"sqlite:///{quote(os.path.abspath(file))}" if file and file != ":memory:" else "memory:rows"
