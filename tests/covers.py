@@ -44,7 +44,6 @@ class Covers:
 
     def __init__(self, *, only_collect: bool) -> None:
         self._only_collect = only_collect
-        self._ids: dict[str, set[str]] = {}
         self._shown: Counter[str] = Counter()
 
     @property
@@ -52,17 +51,24 @@ class Covers:
         return [one for one in BEHAVIOURS if not self._shown[one]]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._ids = {item.nodeid: ids_of(item) for item in session.items}
         if self._only_collect:
-            for ids in self._ids.values():
-                self._shown.update(ids)
+            for item in session.items:
+                self._shown.update(ids_of(item))
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        # With the report, which another process may have made.
+        item.user_properties.append(("covers", sorted(ids_of(item))))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
-            self._shown.update(self._ids.get(report.nodeid, ()))
+            for name, ids in report.user_properties:
+                if name == "covers":
+                    self._shown.update(ids)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workerinput"):
+            return  # one of several processes: it has seen only its part
         if self.missing and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

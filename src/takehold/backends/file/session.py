@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -324,9 +325,14 @@ class FileSession:
                 if fd >= 0:
                     os.close(fd)
 
-    def __del__(self) -> None:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "board"):
-            self.close()
+            try:
+                self.close()
+            except Exception:
+                # The interpreter ends, and has taken away what this needs: the kernel lets go of everything now.
+                if not _ending():
+                    raise
 
 
 def _read_record(spot: Spot) -> bytes:
