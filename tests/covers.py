@@ -63,6 +63,7 @@ class Covers:
         if report.when == "call" and report.passed:
             for name, ids in report.user_properties:
                 if name == "covers":
+                    assert isinstance(ids, list)
                     self._shown.update(ids)
 
     @pytest.hookimpl(tryfirst=True)
