@@ -30,6 +30,7 @@ QUESTIONS: Final = (
     "postgres_threads",
     "postgres_waiters",
     "rows_bulk",
+    "rows_report",
     "clean_text",
 )
 HERE: Final = Path(__file__).parent

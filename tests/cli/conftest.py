@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from takehold import Locks
+from takehold.testing.pipe import readable
 
 PATIENCE = 20.0
 TAKEHOLD = [sys.executable, "-m", "takehold"]
@@ -127,8 +127,7 @@ def line(process: Process, stream: str = "stdout") -> str:
     text = b""
     # Letter by letter: nothing is left in a buffer for select to overlook.
     while not text.endswith(b"\n"):
-        ready, _, _ = select.select([pipe], [], [], PATIENCE)
-        assert ready, f"it says nothing after {text!r}"
+        assert readable(pipe, PATIENCE), f"it says nothing after {text!r}"
         letter = os.read(pipe, 1)
         assert letter, f"it ended: {process.wait(PATIENCE)}, {process.stderr.read() if process.stderr else ''}"
         text += letter
@@ -137,8 +136,7 @@ def line(process: Process, stream: str = "stdout") -> str:
 
 def screen_text(terminal: int) -> str:
     """What comes next on the other side of a terminal; empty when that was closed."""
-    ready, _, _ = select.select([terminal], [], [], PATIENCE)
-    assert ready, "nothing more came"
+    assert readable(terminal, PATIENCE), "nothing more came"
     try:
         return os.read(terminal, 4096).decode()
     except OSError:

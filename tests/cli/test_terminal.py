@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import shlex
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from takehold.cli.processes import title
+from takehold.testing.pipe import readable
 from tests.cli.conftest import PATIENCE, TAKEHOLD, Process, Processes, state, until
 from tests.cli.test_run import TALKATIVE, evict_at_once
 
@@ -52,8 +52,7 @@ class Screen:
         """Wait until it was printed."""
         end = time.monotonic() + PATIENCE
         while text not in self.text:
-            ready, _, _ = select.select([self.master], [], [], 0.1)
-            if ready:
+            if readable(self.master, 0.1):
                 self.text += os.read(self.master, 4096).decode()
             assert time.monotonic() < end, f"{text!r} never came; the screen shows {self.text!r}"
 
@@ -64,8 +63,7 @@ class Screen:
 
     def told(self) -> str:
         """What the shell says next about its job."""
-        ready, _, _ = select.select([self._heard], [], [], PATIENCE)
-        assert ready, f"the job neither stopped nor ended; the screen shows {self.text!r}"
+        assert readable(self._heard, PATIENCE), f"the job neither stopped nor ended; the screen shows {self.text!r}"
         return os.read(self._heard, 4096).decode().strip()
 
     def foreground(self) -> None:

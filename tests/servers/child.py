@@ -133,7 +133,7 @@ class Child:
         """Signal the server and its children."""
         watch.send(watch.family(self.pid), number)
 
-    def end(self, number: signal.Signals, patience: float = 20.0) -> None:
+    def end(self, number: signal.Signals, patience: float = 60.0) -> None:
         """Signal the server and wait until it is gone. SIGKILL takes its children too, as a machine's end would."""
         if self.running:
             if number == signal.SIGKILL:

@@ -7,10 +7,11 @@ database in memory has only this process.
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import inspect
+from sqlalchemy import Engine, inspect
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import async_session
 from sqlalchemy.orm import Mapper, Session
@@ -21,7 +22,7 @@ from takehold.rows.session import is_async
 __all__ = ["key_of", "lock_url", "locks_of", "within"]
 
 LABEL: Final = "rows"
-_locks: dict[tuple[str, bool], Any] = {}
+_locks: weakref.WeakKeyDictionary[Engine, Locks | AsyncLocks] = weakref.WeakKeyDictionary()
 
 
 def key_of(model: type[Any], value: object, field: str = "id") -> Key:
@@ -32,13 +33,14 @@ def key_of(model: type[Any], value: object, field: str = "id") -> Key:
 
 
 def locks_of(session: Session) -> Locks | AsyncLocks:
-    """The locks of the session's database file, the same object for everybody in this process."""
-    url, awaited = lock_url(session.get_bind().engine.url), is_async(session)
-    found = _locks.get((url, awaited))
+    """The locks of the session's database file; they go with its engine."""
+    engine = session.get_bind().engine
+    found = _locks.get(engine)
     if found is None:
-        made = AsyncLocks(url, label=LABEL) if awaited else Locks(url, label=LABEL)
-        found = _locks.setdefault((url, awaited), made)
-    return found  # type: ignore[no-any-return]
+        url = lock_url(engine.url)
+        made = AsyncLocks(url, label=LABEL) if is_async(session) else Locks(url, label=LABEL)
+        found = _locks.setdefault(engine, made)
+    return found
 
 
 def within(session: Session) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from typing import TypeVar
+
+from takehold.testing.pipe import readable
 
 __all__ = ["in_a_fork"]
 
@@ -61,8 +62,7 @@ def _message(reading: int, within: float) -> bytes:
     said = b""
     until = time.monotonic() + within
     while len(said) < 8 or len(said) < 8 + int.from_bytes(said[:8], "big"):
-        ready, _, _ = select.select([reading], [], [], max(0.0, until - time.monotonic()))
-        if not ready:
+        if not readable(reading, until - time.monotonic()):
             raise AssertionError(f"the forked child said nothing within {within:g} s")
         more = os.read(reading, 65_536)
         if not more:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any, Self
 
 from takehold.errors import TakeholdError
 from takehold.locks._sync import Hold, Locks
+from takehold.testing.pipe import readable
 
 __all__ = ["Taker"]
 
@@ -108,8 +108,7 @@ class Taker:
         assert pipe is not None
         until = time.monotonic() + within
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
+            if not readable(pipe.fileno(), until - time.monotonic()):
                 raise AssertionError(f"the taker said nothing within {within:g} s")
             if not (more := os.read(pipe.fileno(), 4096)):
                 raise AssertionError(f"the taker ended with {self._process.wait()}")
