@@ -13,17 +13,29 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from sqlalchemy import (
+    ARRAY,
+    Boolean,
     Column,
     ColumnElement,
+    Date,
+    DateTime,
+    Enum,
+    Float,
+    Integer,
     LargeBinary,
     String,
     Table,
+    TypeDecorator,
+    Uuid,
     and_,
+    bindparam,
     cast,
     collate,
+    column,
     func,
     literal_column,
     or_,
+    select,
     text,
     type_coerce,
 )
@@ -36,6 +48,7 @@ __all__ = ["Merge", "Merged", "Merging", "MySQLMerging", "PostgresMerging", "SQL
 
 Where: TypeAlias = "ColumnElement[bool] | Callable[[Any], ColumnElement[bool]]"
 Chunk: TypeAlias = "list[dict[str, Any]]"
+PLAIN: Final = (Boolean, Date, DateTime, Float, Integer, String, Uuid)
 PARAMETERS: Final = 32_000
 """How many one statement may have, on every database."""
 
@@ -47,7 +60,7 @@ class Merged(NamedTuple):
     updated: int
 
 
-Steps: TypeAlias = "Generator[tuple[Any, Chunk | None], Any, Merged]"
+Steps: TypeAlias = "Generator[tuple[Any, Any], Any, Merged]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +150,58 @@ class SQLiteMerging(Merging):
 
 
 class PostgresMerging(Merging):
-    """One statement, which returns the rows that it wrote; a row that had no earlier version is new."""
+    """One statement, which counts the rows that it wrote; a row that had no earlier version is new.
+
+    Its rows are arrays, one for each column: half a dozen parameters, however many rows. Where a type or a default of
+    the model needs each row by itself, they are written out.
+    """
 
     batch: ClassVar = 1000
-    """Rows of one statement: with more, its parameters take the driver longer than the server."""
+    """Rows of one statement that are written out: with more, parameters take the driver longer than the server."""
+    dialect: ClassVar[Any] = postgresql.dialect()  # type: ignore[no-untyped-call]
 
     def steps(self, merge: Merge, chunks: Iterator[Chunk]) -> Steps:
         """One statement for a chunk."""
         inserted = updated = 0
-        statement = self._statement(merge)
         for chunk in chunks:
-            for one in merge.sent(statement, chunk, batches=True):
+            kinds = self._arrays(merge.table, chunk[0])
+            sent: Iterator[tuple[Any, Any]]
+            if kinds is None:
+                insertion = postgresql.insert(merge.table).execution_options(insertmanyvalues_page_size=self.batch)
+                sent = merge.sent(self._finished(merge, insertion), chunk, batches=True)
+            else:
+                columns = {name: [row[name] for row in chunk] for name in kinds}
+                sent = iter([(self._finished(merge, self._unnesting(merge.table, kinds)), columns)])
+            for one in sent:
                 new = (yield one).scalars().all()
                 inserted += sum(new)
                 updated += len(new) - sum(new)
         return Merged(inserted, updated)
 
-    def _statement(self, merge: Merge) -> Any:
-        insertion = postgresql.insert(merge.table).execution_options(insertmanyvalues_page_size=self.batch)
+    def _arrays(self, table: Table, row: dict[str, Any]) -> dict[str, Any] | None:
+        """The type of each column's values in an array; None when there is one that an array cannot carry."""
+        kinds: dict[str, Any] = {}
+        for one in table.columns:
+            if one.key not in row:
+                if one.default is not None:
+                    return None  # in Python, for each row
+                continue
+            kind = one.type.dialect_impl(self.dialect)
+            if isinstance(kind, Enum | TypeDecorator) or not isinstance(kind, PLAIN):
+                return None
+            # Without the length: a cast would cut what is too long, in silence.
+            kinds[one.key] = String() if isinstance(kind, String) else kind
+        return kinds
+
+    @staticmethod
+    def _unnesting(table: Table, kinds: dict[str, Any]) -> postgresql.Insert:
+        arrays = [cast(bindparam(name, type_=ARRAY(kind)), ARRAY(kind)) for name, kind in kinds.items()]
+        rows = func.unnest(*arrays).table_valued(*(column(name, kind) for name, kind in kinds.items()))
+        new = select(*rows.render_derived().c)
+        return postgresql.insert(table).from_select([table.c[name] for name in kinds], new, include_defaults=False)
+
+    @staticmethod
+    def _finished(merge: Merge, insertion: postgresql.Insert) -> Any:
         if not merge.update:
             return insertion.on_conflict_do_nothing(index_elements=merge.key).returning(literal_column("true"))
         new = insertion.excluded
