@@ -179,6 +179,23 @@ def test_nothing_but_a_duplicate_of_the_key_is_forgiven(face: Face, place: Place
         assert s.scalars(select(Item.name)) == ["taken"]
 
 
+@pytest.mark.covers("N-14", "N-22")
+@pytest.mark.parametrize("wrong", [{"size": None}, {"name": "x" * 21}, {"note": "x" * 41}], ids=["null", "key", "long"])
+def test_nothing_is_cut_in_a_model_of_plain_columns(face: Face, place: Place, wrong: dict[str, Any]) -> None:
+    if place.name == "sqlite" and "size" not in wrong:
+        pytest.skip("has no length of texts")
+    place.fresh(Base)
+    odd = {"name": '{"a\\\'b", NULL}', "size": 1, "note": ""}
+    with face.session() as s:
+        for act in (rows.insert_missing, rows.upsert):
+            more = {} if act is rows.insert_missing else {"update": "note"}
+            with pytest.raises(DBAPIError):
+                s.run(act, Plain, [odd, {"name": "b", "size": 2, "note": None} | wrong], key="name", **more)
+            s.rollback()
+        assert s.run(rows.insert_missing, Plain, [odd], key="name").inserted == 1
+        assert [tuple(one) for one in s.execute(select(Plain.name, Plain.note))] == [(odd["name"], "")]
+
+
 @pytest.mark.covers("N-26")
 @pytest.mark.parametrize("act", ["insert_missing", "upsert"])
 def test_of_rows_with_the_same_key_the_last_one_counts(face: Face, place: Place, act: str) -> None:
@@ -272,6 +289,18 @@ def test_an_upsert_tells_new_changed_and_unchanged_rows_apart(face: Face, place:
             ("b", "y"),
             ("c", None),
         ]
+
+
+@pytest.mark.covers("N-27")
+def test_the_counts_are_exact_beside_many_rows_and_beside_few(face: Face, place: Place) -> None:
+    place.fresh(Base)
+    with face.session() as s:
+        there = [{"name": f"there {number:03}", "size": 1} for number in range(200)]
+        for given in (there, there[:1]):  # of one row, 200 others are many
+            s.run(rows.insert_missing, Plain, there, key="name")
+            new = [{"name": f"new {len(given)}", "size": 1}, given[0] | {"size": 2}, *given[1:]]
+            assert s.run(rows.upsert, Plain, new, key="name", update="size") == (1, 1, len(given) - 1)
+            s.run(rows.upsert, Plain, there, key="name", update="size")
 
 
 @pytest.mark.covers("N-27")
