@@ -9,7 +9,7 @@ deadlock. Under the lock existing pairs can be read and trusted; what is missing
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterable
 
 from sqlalchemy import ForeignKey, String, UniqueConstraint, create_engine, select, tuple_
@@ -81,4 +81,6 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "sqlite:///cases.db")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", nargs="?", default="sqlite:///cases.db", help="a SQLAlchemy URL of the database")
+    main(parser.parse_args().url)

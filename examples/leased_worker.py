@@ -79,7 +79,7 @@ def main() -> None:
     engine = create_engine(chosen.url)
     Base.metadata.create_all(engine)
     maker = sessionmaker(engine)
-    if chosen.add:
+    if chosen.add is not None:
         with maker.begin() as session:
             session.add_all([Job() for _ in range(chosen.add)])
     else:

@@ -6,7 +6,7 @@ python -m examples.names sqlite:///fleets.db
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from sqlalchemy import String, UniqueConstraint, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -49,4 +49,6 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "sqlite:///fleets.db")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", nargs="?", default="sqlite:///fleets.db", help="a SQLAlchemy URL of the database")
+    main(parser.parse_args().url)

@@ -304,9 +304,23 @@ def test_what_a_lock_would_overwrite_is_refused_where_nothing_flushes_it(face: F
     with face.session(autoflush=False) as s:
         s.get(Parent, 1).number = 5
         with pytest.raises(UsageError, match="Flush first"):
-            s.run(rows.lock_rows, Parent, [1, 2])
+            s.run(rows.lock_rows, Parent, [2])
         s.rollback()
         assert len(s.run(rows.lock_rows, Parent, [1, 2])) == 2
+
+
+@pytest.mark.covers("D-14", "D-18")
+def test_a_change_from_before_the_lock_is_refused_and_one_under_it_is_kept(face: Face, place: Place) -> None:
+    """It would be flushed by the lock itself, over what somebody else has written since."""
+    place.fresh(Base)
+    add_parents(place)
+    with face.session() as s:
+        s.get(Parent, 1).number += 1
+        with pytest.raises(UsageError, match="was changed before it is locked"):
+            s.run(rows.lock_rows, Parent, [1, 2])
+        s.rollback()
+        s.run(rows.lock_rows, Parent, [1])[0].number += 1
+        assert [one.number for one in s.run(rows.lock_rows, Parent, [1, 2])] == [1, 0]
 
 
 @pytest.mark.covers("D-15")

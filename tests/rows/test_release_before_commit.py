@@ -83,6 +83,15 @@ def test_a_bulk_update_counts_too(s: Handle) -> None:
 
 
 @pytest.mark.covers("D-33")
+def test_a_hold_inside_of_an_except_block_is_reported_too(s: Handle) -> None:
+    try:
+        raise LookupError  # what somebody else's failure left us with
+    except LookupError:
+        with pytest.raises(UsageError, match="uncommitted"):
+            holding(s, change)
+
+
+@pytest.mark.covers("D-33")
 @pytest.mark.parametrize("end", ["commit", "rollback", "close"])
 def test_nothing_is_reported_when_the_transaction_ended_first(s: Handle, end: str) -> None:
     @s.face.function

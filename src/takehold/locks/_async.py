@@ -315,7 +315,7 @@ class AsyncLock(BaseLock):
         hold: AsyncHold | None = opened.pop(list(opened)[0]) if len(opened) == 1 else None  # noqa: RUF015 - one call, atomic
         if type(hold) is not AsyncHold:
             hold = self._leaving(_current(), hold)
-        if (reason := hold._let_go()) is not None or hold._cancelled is not None:
+        if (reason := hold._let_go(kind)) is not None or hold._cancelled is not None:
             await hold._explain(reason, kind, error)
 
 
@@ -384,7 +384,8 @@ class AsyncHold(BaseHold):
     async def release(self) -> None:
         """Give it back and wait until it is; once more is a no-op."""
         seat = self._seats[0]
-        told = faces.on_release if seat.state == HELD else None
+        # Who fails is on the way to a rollback.
+        told = faces.on_release if seat.state == HELD and sys.exception() is None else None
         self._done = True
         if pending := self._desk.release(self._seats):
             await self._desk.given_back(pending)
@@ -408,7 +409,7 @@ class AsyncHold(BaseHold):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if (reason := self._let_go()) is not None or self._cancelled is not None:
+        if (reason := self._let_go(kind)) is not None or self._cancelled is not None:
             await self._explain(reason, kind, error)
 
     def _cancel_on_loss(self, task: Any) -> None:
@@ -431,7 +432,7 @@ class AsyncHold(BaseHold):
             self._cancelled = task
             task.cancel()
 
-    def _let_go(self) -> str | None:
+    def _let_go(self, kind: type[BaseException] | None) -> str | None:
         """Release, and say why the hold was lost, if it was. Synchronous: no cancel can come in between."""
         seats = self._seats
         seat = seats[-1]
@@ -444,7 +445,7 @@ class AsyncHold(BaseHold):
         seat.body = None  # it refers to us: no cycle for the collector
         self._desk.release(seats)
         self._done = True
-        if told is not None and reason is None:
+        if told is not None and reason is None and kind is None:
             told(self, seat.at)
         return reason
 

@@ -326,7 +326,8 @@ class Hold(BaseHold):
     def release(self) -> None:
         """Give it back; once more is a no-op."""
         seat = self._seats[0]
-        told = faces.on_release if seat.state == HELD else None
+        # Who fails is on the way to a rollback.
+        told = faces.on_release if seat.state == HELD and sys.exception() is None else None
         if pending := self._desk.release(self._seats):
             run(self._desk.given_back(pending))
         # Last: until here an interrupted release is the finalizer's.
@@ -369,5 +370,5 @@ class Hold(BaseHold):
         self._done = True
         if reason is not None and kind is None:
             raise self._lost_error(reason)
-        if told is not None:
+        if told is not None and kind is None:
             told(self, seat.at)

@@ -5,6 +5,11 @@ Each takes a `Session`, or an `AsyncSession` and is awaited. `docs/rows.md` says
 
 from __future__ import annotations
 
+try:
+    import sqlalchemy.ext.asyncio  # noqa: F401
+except ImportError as error:
+    raise ImportError("takehold.rows needs SQLAlchemy and greenlet: pip install 'takehold[sqlalchemy]'") from error
+
 from takehold.rows.bulk import Inserted, Upserted, insert_missing, upsert
 from takehold.rows.claiming import claim_rows
 from takehold.rows.fencing import Fenced, fenced, write_fenced

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
 from sqlalchemy import Column, ColumnElement, Table, literal
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import QueryableAttribute, Session, scoped_session
 
 from takehold import UsageError
 from takehold.rows.dialects import dialect_of
@@ -209,7 +209,10 @@ class _Batch:
         if not isinstance(self.mapper.local_table, Table) or len(self.mapper.tables) > 1:
             raise UsageError(f"{model.__name__} is stored in several tables: add its objects to the session")
         self.table = self.mapper.local_table
-        given = [row if type(row) is dict else dict(row) for row in rows]
+        said = [] if isinstance(rows, Mapping) else list(rows)
+        if isinstance(rows, Mapping) or not all(isinstance(row, Mapping) for row in said):
+            raise UsageError(f"rows is a list of mappings from attributes of {model.__name__} to values")
+        given = [row if type(row) is dict else dict(row) for row in said]
         self.names = given[0].keys() if given else {}.keys()
         for row in given:
             if row.keys() != self.names:
@@ -237,8 +240,10 @@ class _Batch:
 
     def columns(self, names: Key, where: str) -> dict[str, Column[Any]]:
         """Those of attributes of the model that all rows have."""
-        names = [names] if isinstance(names, str) else list(names)
+        names = [names] if isinstance(names, str | QueryableAttribute) else list(names)
         for name in names:
+            if not isinstance(name, str):
+                raise UsageError(f"{where} takes names of attributes, such as 'name'; not {name!r}")
             if not isinstance(self.mapper.columns.get(name), Column):
                 raise UsageError(f"{where} names {name!r}, which is no column of {self.mapper.class_.__name__}")
             if name not in self.names:
@@ -258,10 +263,14 @@ class _Batch:
             return found
         attributes = {self.mapper.columns[name]: name for name in self.names}
         candidates = [one for one in uniques if one and attributes.keys() >= set(one)]
-        if len(candidates) != 1:
+        if not candidates:
             raise UsageError(
-                f"the rows have {len(candidates)} unique keys of {self.mapper.class_.__name__}: say which with key="
+                f"no unique key of {self.mapper.class_.__name__} is among ({', '.join(self.names)}): declare one in "
+                "the model and in the database"
             )
+        if len(candidates) > 1:
+            which = " or ".join("(" + ", ".join(attributes[column] for column in one) + ")" for one in candidates)
+            raise UsageError(f"the rows have several unique keys of {self.mapper.class_.__name__}: say key= {which}")
         return {attributes[column]: column for column in candidates[0]}
 
 

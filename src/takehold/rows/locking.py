@@ -31,7 +31,7 @@ from takehold.rows.attempts import Attempts
 from takehold.rows.desk import within
 from takehold.rows.dialects import RETRYABLE, Dialect, Trouble, dialect_of, trouble_of
 from takehold.rows.identity import Identity, among, identity_of, key_columns, key_names, mapper_of, reader, row_key
-from takehold.rows.locked import note
+from takehold.rows.locked import locked_by, note
 from takehold.rows.party import application_line
 from takehold.rows.session import AnySession, on, pause, settled
 
@@ -139,7 +139,7 @@ def _asked(model: Any, values: Any, field: str, of: Any, options: Any, **rest: A
     mapper = mapper_of(model)
     if field not in mapper.column_attrs:
         names = ", ".join(mapper.column_attrs.keys())
-        raise UsageError(f"{model.__name__} has no column {field!r} to lock by; it has {names}")
+        raise UsageError(f"{model.__name__} has no column {field!r} to lock by; it has {names}; say field='...'")
     single = isinstance(values, str | bytes) or not isinstance(values, Iterable)
     return _Asked(
         mapper=mapper,
@@ -207,7 +207,7 @@ def _relationship(mapper: Mapper[Any], named: Any) -> Any:
 def _lock_rows(session: Session, asked: _Asked, attempts: Attempts) -> list[Any]:
     if not asked.values:
         return []
-    refuse_to_overwrite(session, asked.model)
+    refuse_to_overwrite(session, asked.model, asked.field, asked.values)
     first = not session.in_transaction()
     for number, seconds in attempts:
         try:
@@ -231,16 +231,23 @@ def _lock_rows(session: Session, asked: _Asked, attempts: Attempts) -> list[Any]
     raise AssertionError("the last attempt returns or raises")
 
 
-def refuse_to_overwrite(session: Session, model: type[Any]) -> None:
-    """Loaded objects are refreshed: what was changed in them would be gone without a word, but for autoflush."""
-    if session.autoflush:
-        return
+def refuse_to_overwrite(session: Session, model: type[Any], field: str = "", values: Sequence[Any] = ()) -> None:
+    """Rows are read again after the lock. What was changed before it would be written over what others wrote since.
+
+    Without autoflush the change itself would be gone, also in objects that are joined.
+    """
     for row in session.dirty:
-        if isinstance(row, model) and session.is_modified(row):
+        if not session.is_modified(row, include_collections=False):
+            continue
+        name = f"{type(row).__name__} {identity_of(row)}"
+        asked = isinstance(row, model) and field and getattr(row, field) in values
+        if asked and locked_by(session, row) is None:
             raise UsageError(
-                f"{model.__name__} {identity_of(row)} has changes that are not flushed, and a lock reads the row "
-                "again. Flush first, or lock before you change it"
+                f"{name} was changed before it is locked, from what was read without the lock. Lock first, then read "
+                "and change; or roll back"
             )
+        if not session.autoflush:
+            raise UsageError(f"{name} has changes that are not flushed, and a lock reads rows again. Flush first")
 
 
 def _taken(asked: _Asked) -> LockTimeout:

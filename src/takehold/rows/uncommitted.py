@@ -7,7 +7,6 @@ it costs.
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from time import monotonic_ns
 from typing import Any, Final
@@ -46,8 +45,7 @@ def released(hold: Any, taken_at: int) -> None:
     if not _by_party or not (mine := _by_party.get(party())):
         return
     written = [writes for writes in tuple(mine) if writes.last >= taken_at and writes.session() is not None]
-    # A block that fails is on its way to a rollback.
-    if not written or sys.exception() is not None:
+    if not written:
         return
     keys = ", ".join(map(str, hold.keys))
     sessions = ", ".join(f"Session from {one.begun} has {one.count} uncommitted updates" for one in written)

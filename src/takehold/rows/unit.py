@@ -105,6 +105,8 @@ def transaction(
     again after a duplicate key. The last failure is a `Conflict`, from the driver's error. A connection lost in
     the commit is an `UnknownOutcome`: the database may have done it.
     """
+    if not callable(work):
+        raise UsageError(f"transaction() takes a function of a session, not {work!r}")
     judge = _Judge(_name_of(work), Attempts.of(attempts, delay), duplicates=duplicates)
     if isinstance(maker, async_sessionmaker):
         return _awaited(maker, work, isolation, judge)

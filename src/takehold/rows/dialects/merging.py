@@ -187,12 +187,12 @@ class PostgresMerging(Merging):
         inserted = updated = 0
         for chunk in chunks:
             kinds = self._arrays(merge.table, chunk[0])
+            columns = {name: [row[name] for row in chunk] for name in kinds or ()}
             sent: Iterator[tuple[Any, Any]]
-            if kinds is None:
+            if kinds is None or any(map(_mixed, columns.values())):
                 insertion = postgresql.insert(merge.table).execution_options(insertmanyvalues_page_size=self.batch)
                 sent = merge.sent(self._finished(merge, insertion), chunk, batches=True)
             else:
-                columns = {name: [row[name] for row in chunk] for name in kinds}
                 sent = iter([(self._finished(merge, self._unnesting(merge.table, kinds)), columns)])
             for one in sent:
                 new = (yield one).scalars().all()
@@ -209,6 +209,9 @@ class PostgresMerging(Merging):
                     return None  # in Python, for each row
                 continue
             kind = one.type.dialect_impl(self.dialect)
+            # A type of the application's own has its own ways.
+            if not type(one.type).__module__.startswith("sqlalchemy."):
+                return None
             if isinstance(kind, Enum | TypeDecorator) or not isinstance(kind, PLAIN):
                 return None
             # Without the length: a cast would cut what is too long, in silence.
@@ -234,6 +237,11 @@ class PostgresMerging(Merging):
             set_=merge.changes(new),
             where=and_(func.record_image_ne(old, young), *merge.condition(new)),
         ).returning(literal_column("xmax = 0"))
+
+
+def _mixed(values: list[Any]) -> bool:
+    """Whether these have several types, as 1.5 and 2: psycopg makes no array of them."""
+    return len({type(value) for value in values if value is not None}) > 1
 
 
 class MySQLMerging(Merging):
