@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from takehold.testing.faces.vocabulary import eventually
 from tests.rows.models import Parent
-from tests.rows.places import Place
+from tests.rows.places import DATABASE, Place
 
 PARENTS = 10
 
@@ -25,10 +25,13 @@ def add_parents(place: Place, count: int = PARENTS) -> None:
 def rival(place: Place) -> Iterator[None]:
     """Has every parent but the first, and wants that too once anybody waits: who then has the first is the victim.
 
-    InnoDB spares whoever has written more, Postgres whoever has waited less.
+    InnoDB spares whoever has written more. Postgres looks once, some time after a wait began: the rival hardly ever,
+    and whoever connects from here on late enough to find the circle closed, also on a busy machine.
     """
     change = update(Parent).values(number=Parent.number + 1)
-    with place.engine.connect() as connection:
+    with _looking_late(place), place.engine.connect() as connection:
+        if place.name == "postgresql":
+            connection.execute(text("SET LOCAL deadlock_timeout = '60s'"))
         connection.execute(change.where(Parent.id > 1))
         failures: list[BaseException] = []
 
@@ -48,3 +51,17 @@ def rival(place: Place) -> Iterator[None]:
             thread.join(60)
         for error in failures:
             raise error
+
+
+@contextmanager
+def _looking_late(place: Place) -> Iterator[None]:
+    if place.name != "postgresql":
+        yield
+        return
+    with place.engine.begin() as connection:
+        connection.execute(text(f"ALTER DATABASE {DATABASE} SET deadlock_timeout = '3s'"))
+    try:
+        yield
+    finally:
+        with place.engine.begin() as connection:
+            connection.execute(text(f"ALTER DATABASE {DATABASE} RESET deadlock_timeout"))
