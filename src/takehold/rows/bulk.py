@@ -210,7 +210,7 @@ class _Batch:
             raise UsageError(f"{model.__name__} is stored in several tables: add its objects to the session")
         self.table = self.mapper.local_table
         said = [] if isinstance(rows, Mapping) else list(rows)
-        if isinstance(rows, Mapping) or not all(isinstance(row, Mapping) for row in said):
+        if isinstance(rows, Mapping) or not all(type(row) is dict or isinstance(row, Mapping) for row in said):
             raise UsageError(f"rows is a list of mappings from attributes of {model.__name__} to values")
         given = [row if type(row) is dict else dict(row) for row in said]
         self.names = given[0].keys() if given else {}.keys()
