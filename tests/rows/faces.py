@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
+from takehold.testing.faces.tasks import end_tasks
 from tests.rows.places import Place
 
 PATIENCE = 60.0  # seconds; only a hang waits for it
@@ -236,10 +237,7 @@ class AsyncFace(Face):
         self.loop.close()
 
     async def _end(self) -> None:
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        await end_tasks()
         await self.async_engine.dispose()
         await self.loop.shutdown_default_executor()
 

@@ -13,8 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from tests.servers import watch
 
@@ -54,6 +56,11 @@ def removed_on_failure(folder: Path) -> Iterator[Path]:
     except BaseException:
         remove(folder)
         raise
+
+
+def program(name: str) -> str | None:
+    """Its path, also where only root looks."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
 
 
 def remove(folder: Path) -> None:
@@ -133,19 +140,19 @@ class Child:
         """Signal the server and its children."""
         watch.send(watch.family(self.pid), number)
 
-    def end(self, number: signal.Signals, patience: float = 60.0) -> None:
+    def end(self, number: signal.Signals, patience: float = 30.0) -> None:
         """Signal the server and wait until it is gone. SIGKILL takes its children too, as a machine's end would."""
-        if self.running:
-            if number == signal.SIGKILL:
-                self._kill()
-            else:
+        until = time.monotonic() + patience
+        try:
+            while self.running:
+                if number == signal.SIGKILL or time.monotonic() > until:
+                    self._kill()
+                    assert number == signal.SIGKILL, f"not ended {patience:g} s after {number.name}"
+                    break
                 self.send(signal.SIGCONT)
                 self._process.send_signal(number)
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            raise
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(5.0)  # and once more: MariaDB can miss the signal when it has only just started
         finally:
             self._process.wait()
             self._watcher.wait()
@@ -164,3 +171,34 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+class Server:
+    """What a database server can do as a process; made and started by its own class."""
+
+    folder: Path
+    _child: Child | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it for good and remove its folder; a log kept elsewhere stays."""
+        raise NotImplementedError
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.running
+
+    def pause(self) -> None:
+        """Stop the server and its sessions in their tracks, as a frozen machine would."""
+        assert self._child is not None
+        self._child.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        assert self._child is not None
+        self._child.send(signal.SIGCONT)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import pymysql
@@ -30,7 +27,7 @@ SETTINGS = {
 }
 
 
-class MariaDB:
+class MariaDB(child.Server):
     """One running server: user ``root``, no password, TCP on ``host:port`` and a Unix socket.
 
     What a user notices is as it comes: InnoDB, REPEATABLE READ, a strict ``sql_mode``.
@@ -43,12 +40,11 @@ class MariaDB:
         self.settings = SETTINGS | settings
         self.host = "127.0.0.1"
         self.port = child.free_port()
-        self._child: child.Child | None = None
 
     @staticmethod
     def missing() -> str | None:
         """Why there is none here, for a skip."""
-        if all(map(_binary, PROGRAMS)):
+        if all(map(child.program, PROGRAMS)):
             return None
         return "no MariaDB on this machine; as root `apt-get install mariadb-server-core mariadb-client-core` brings it"
 
@@ -61,12 +57,6 @@ class MariaDB:
             made = cls(folder, directory, settings)
             made.up()
         return made
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
 
     # ------------------------------------------------------------------------------------------ where it is
 
@@ -114,10 +104,6 @@ class MariaDB:
 
     # -------------------------------------------------------------------------------------- up and down
 
-    @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.running
-
     def up(self) -> None:
         """Start it, on the same port and data as ever, and wait until it takes connections."""
         assert not self.running, "it runs already"
@@ -128,8 +114,14 @@ class MariaDB:
         self._child.until(self._answers)
 
     def _answers(self) -> bool:
+        """Whether it greets: it listens a little earlier, and a SIGTERM that comes then is lost."""
         with socket.socket(socket.AF_UNIX) as probe:  # pymysql leaves its own open when nobody is there
-            return probe.connect_ex(str(self.socket)) == 0
+            probe.settimeout(1)
+            try:
+                probe.connect(str(self.socket))
+                return bool(probe.recv(1))
+            except OSError:
+                return False
 
     def down(self, how: How = "fast") -> None:
         """End the process and keep the data. ``fast`` ends the sessions in order, ``kill`` tells nobody."""
@@ -141,16 +133,6 @@ class MariaDB:
         self.down(how)
         self.up()
 
-    def pause(self) -> None:
-        """Stop the server in its tracks, as a frozen machine would."""
-        assert self._child is not None
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        assert self._child is not None
-        self._child.send(signal.SIGCONT)
-
     def stop(self, how: How = "fast") -> None:
         """End it for good and remove its folder; a log kept elsewhere stays."""
         try:
@@ -159,12 +141,8 @@ class MariaDB:
             child.remove(self.folder)
 
 
-def _binary(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
-
-
 def _program(name: str) -> str:
-    found = _binary(name)
+    found = child.program(name)
     assert found, MariaDB.missing()
     return found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 from pathlib import Path
@@ -40,14 +38,18 @@ class PgBouncer:
     @staticmethod
     def missing() -> str | None:
         """Why there is none here, for a skip."""
-        return None if _binary() else "no pgbouncer on this machine; as root `apt-get install pgbouncer` brings it"
+        return (
+            None
+            if child.program("pgbouncer")
+            else "no pgbouncer on this machine; as root `apt-get install pgbouncer` brings it"
+        )
 
     @classmethod
     def start(
         cls, postgres: Postgres, mode: Literal["transaction", "session"] = "transaction", pool_size: int = 2
     ) -> Self:
         """A pooler for every database of ``postgres``, with ``pool_size`` server connections for each."""
-        program = _binary()
+        program = child.program("pgbouncer")
         assert program, cls.missing()
         port = child.free_port()
         with child.removed_on_failure(child.own_folder("pgbouncer")) as folder:
@@ -74,10 +76,6 @@ class PgBouncer:
             self._child.end(signal.SIGTERM)
         finally:
             child.remove(self.folder)
-
-
-def _binary() -> str | None:
-    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
 
 
 def _listens(port: int) -> bool:

@@ -10,7 +10,6 @@ import importlib.util
 import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import psycopg
@@ -46,7 +45,7 @@ def binary(name: str) -> str:
     return str(Path(spec.origin).parent / "pginstall" / "bin" / name)
 
 
-class Postgres:
+class Postgres(child.Server):
     """One running server: user ``postgres``, no password, TCP on ``host:port`` and a Unix socket.
 
     Make one with ``start`` or, from another, with ``standby``; end it with ``stop`` or as a context manager.
@@ -67,7 +66,6 @@ class Postgres:
         self.host = host
         self.port = child.free_port()
         self._within = within  # a command that runs ours elsewhere; it takes root, and gives it up itself
-        self._child: child.Child | None = None
 
     @classmethod
     def start(cls, directory: Path | None = None, **settings: str) -> Self:
@@ -87,12 +85,6 @@ class Postgres:
             made = Postgres(folder, directory, self.settings | settings)
             made.up()
         return made
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
 
     # ------------------------------------------------------------------------------------------ where it is
 
@@ -137,10 +129,6 @@ class Postgres:
 
     # -------------------------------------------------------------------------------------- up and down
 
-    @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.running
-
     def up(self) -> None:
         """Start it, on the same port and data as ever, and wait until it takes connections."""
         assert not self.running, "it runs already"
@@ -164,16 +152,6 @@ class Postgres:
     def promote(self) -> None:
         """Make a standby a primary; returns when it takes writes."""
         assert self.query("SELECT pg_promote(true, 30)") == [(True,)]
-
-    def pause(self) -> None:
-        """Stop the server and its sessions in their tracks, as a frozen machine would."""
-        assert self._child is not None
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let them go on."""
-        assert self._child is not None
-        self._child.send(signal.SIGCONT)
 
     def stop(self, how: How = "fast") -> None:
         """End it for good and remove its folder; a log kept elsewhere stays."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator
 from typing import Any, Final, TypeVar, overload
 
 from sqlalchemy import ColumnElement, Select, not_, true
@@ -14,7 +14,7 @@ from takehold import UsageError
 from takehold.rows.desk import within
 from takehold.rows.dialects import Dialect, dialect_of
 from takehold.rows.fresh import start_afresh
-from takehold.rows.identity import Identity, among, key_columns, mapper_of, reader, row_key
+from takehold.rows.identity import Identity, among, key_columns, mapper_of, reader, row_key, selected
 from takehold.rows.locked import note
 from takehold.rows.locking import refuse_to_overwrite
 from takehold.rows.party import application_line
@@ -54,12 +54,11 @@ def claim_rows(
 
 
 def _model_of(query: Any) -> Any:
-    described: Sequence[Any] = query.column_descriptions if isinstance(query, Select) else []
-    if len(described) != 1 or described[0]["expr"] is not described[0]["entity"]:
+    if (entity := selected(query)) is None:
         raise UsageError(
             "claim_rows() takes select(Model).where(...).order_by(...) of one mapped class, and no columns"
         )
-    return mapper_of(described[0]["entity"]).class_
+    return mapper_of(entity).class_
 
 
 def _claim_rows(session: Session, model: Any, query: Select[Any], limit: int, deleting: bool, line: str) -> list[Any]:

@@ -6,20 +6,18 @@ database in memory has only this process.
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any, Final
-from urllib.parse import quote
 
 from sqlalchemy import Engine, inspect
-from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import async_session
 from sqlalchemy.orm import Mapper, Session
 
 from takehold import AsyncLocks, Key, Locks
+from takehold.rows.dialects import dialect_of
 from takehold.rows.session import is_async
 
-__all__ = ["key_of", "lock_url", "locks_of", "within"]
+__all__ = ["key_of", "locks_of", "within"]
 
 LABEL: Final = "rows"
 _locks: weakref.WeakKeyDictionary[Engine, Locks | AsyncLocks] = weakref.WeakKeyDictionary()
@@ -37,7 +35,7 @@ def locks_of(session: Session) -> Locks | AsyncLocks:
     engine = session.get_bind().engine
     found = _locks.get(engine)
     if found is None:
-        url = lock_url(engine.url)
+        url = dialect_of(session).lock_url(engine.url.database)
         made = AsyncLocks(url, label=LABEL) if is_async(session) else Locks(url, label=LABEL)
         found = _locks.setdefault(engine, made)
     return found
@@ -50,9 +48,3 @@ def within(session: Session) -> Any:
     """
     locks: Any = locks_of(session)
     return locks.within(async_session(session) if is_async(session) else session)
-
-
-def lock_url(url: URL) -> str:
-    """Where the locks of a database are: beside its file, or in memory as it is."""
-    file = url.database
-    return f"sqlite:///{quote(os.path.abspath(file))}" if file and file != ":memory:" else "memory:rows"

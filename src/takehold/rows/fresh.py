@@ -9,13 +9,14 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from takehold import UsageError
 from takehold.rows.dialects import DIALECTS, dialect_of
+from takehold.rows.locked import has_locks
 
 __all__ = ["start_afresh"]
 
 _BEFORE: Final = "takehold.rows.changes"
 """How many rows the connection had changed when the session's transaction got it."""
-_KEPT: Final = ("takehold.rows.locked", "takehold.transaction")
-"""Where a session notes what it holds until its transaction ends: rows, and keys of `locks.within(session)`."""
+_KEYS: Final = "takehold.transaction"
+"""Where `locks.within(session)` notes the keys that it holds until its transaction ends."""
 FIRST: Final = "Commit first"
 
 
@@ -32,7 +33,7 @@ def start_afresh(session: Session, what: str) -> None:
         return
     if dialect_of(session).changes(connection) != before:
         raise UsageError(f"this session has written already, and {what} begins a new transaction. {FIRST}")
-    if any(map(session.info.get, _KEPT)):
+    if has_locks(session) or session.info.get(_KEYS):
         raise UsageError(f"this session's transaction has locks, and {what} begins a new one. {FIRST}")
     session.commit()
 

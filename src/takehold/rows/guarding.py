@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from sqlalchemy import Connection, event, inspect
-from sqlalchemy.orm import InstanceState, Mapper, Session, SessionTransaction, object_session
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Mapper, Session, SessionTransaction, object_session
 
 from takehold import UsageError
-from takehold.rows.identity import Identity, mapper_of
+from takehold.rows.identity import Identity, mapper_of, state_of
 from takehold.rows.locked import locked_by
 from takehold.rows.locker import owned
 from takehold.rows.party import application_line
@@ -66,16 +66,16 @@ def _rule_of(mapper: Mapper[Any]) -> _Rule | None:
 
 
 def _set(row: object, _value: object, _before: object, _initiator: object) -> None:
-    _state(row).info[_CHANGED] = application_line()
+    state_of(row).info[_CHANGED] = application_line()
 
 
 def _updating(mapper: Mapper[Any], _connection: Connection, row: object) -> None:
     session = object_session(row)
     # Called for whatever may have changed: an equal value, or only a collection, is no update of the row.
     if session is not None and session.is_modified(row, include_collections=False):
-        changed = _state(row).info.get(_CHANGED)
+        changed = state_of(row).info.get(_CHANGED)
         _look(session, mapper, row, f"updated, changed at {changed}" if changed else "updated")
-    _state(row).info.pop(_CHANGED, None)
+    state_of(row).info.pop(_CHANGED, None)
 
 
 def _deleting(mapper: Mapper[Any], _connection: Connection, row: object) -> None:
@@ -87,7 +87,7 @@ def _look(session: Session, mapper: Mapper[Any], row: object, what: str) -> None
     rule = _rule_of(mapper)
     if rule is None or rule.check == "off" or _is_locked(session, row, rule):
         return
-    key = _state(row).identity
+    key = state_of(row).identity
     name = f"{type(row).__name__} {key[0] if key and len(key) == 1 else key}"
     sentence = (
         f"{name} is {what} and flushed at {application_line()}, by a session that has not locked it: somebody else may "
@@ -112,13 +112,9 @@ def _ended(session: Session, transaction: SessionTransaction) -> None:
 
 
 def _is_locked(session: Session, row: object, rule: _Rule) -> bool:
-    key = _state(row).identity or ()
+    key = state_of(row).identity or ()
     value = key[0] if len(key) == 1 else ",".join(map(str, key))
-    vouched = _state(row).key in session.info.get(_VOUCHED, ())
+    vouched = state_of(row).key in session.info.get(_VOUCHED, ())
     if vouched or locked_by(session, row) is not None or owned(rule.namespace, value):
         return True
     return rule.held is not None and bool(rule.held(row))
-
-
-def _state(row: object) -> InstanceState[Any]:
-    return inspect(row)  # type: ignore[no-any-return]

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, inspect, tuple_
-from sqlalchemy.orm import Mapper, Session
+from sqlalchemy import ColumnElement, Select, inspect, tuple_
+from sqlalchemy.orm import InstanceState, Mapper, Session
 
 from takehold import Key, UsageError
 from takehold.rows.desk import key_of
 
-__all__ = ["Identity", "among", "identity_of", "key_columns", "key_names", "mapper_of", "reader", "row_key"]
+__all__ = [
+    "Identity",
+    "among",
+    "identity_of",
+    "key_columns",
+    "key_names",
+    "mapper_of",
+    "reader",
+    "row_key",
+    "selected",
+    "state_of",
+]
 
 Identity: TypeAlias = tuple[Any, ...]
 """The values of the primary key, in its order."""
@@ -23,6 +34,18 @@ def mapper_of(model: Any) -> Mapper[Any]:
     if not isinstance(found, Mapper):
         raise UsageError(f"this takes a mapped class, not {model!r}")
     return found
+
+
+def selected(query: Any) -> Any | None:
+    """The one class, or alias of one, whose objects a query selects; None when it selects anything else."""
+    described: Sequence[Any] = query.column_descriptions if isinstance(query, Select) else ()
+    entity = described[0]["entity"] if len(described) == 1 else None
+    return entity if entity is not None and described[0]["expr"] is entity else None
+
+
+def state_of(row: object) -> InstanceState[Any]:
+    """What SQLAlchemy knows of an object."""
+    return inspect(row)  # type: ignore[no-any-return]
 
 
 def key_names(model: Any) -> list[str]:
@@ -46,7 +69,7 @@ def among(entity: Any, identities: Sequence[Identity]) -> ColumnElement[bool]:
 
 def identity_of(row: object) -> Identity:
     """That of a persistent object."""
-    return inspect(row).identity  # type: ignore[no-any-return]
+    return state_of(row).identity  # type: ignore[return-value]
 
 
 def row_key(model: Any, identity: Identity) -> Key:

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import Connection, event, inspect
-from sqlalchemy.orm import InstanceState, Mapper, Session, SessionTransaction, object_session
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Mapper, Session, SessionTransaction, object_session
 
 from takehold import UsageError
+from takehold.rows.identity import state_of
 
-__all__ = ["Locked", "locked_by", "note"]
+__all__ = ["Locked", "has_locks", "locked_by", "note"]
 
 _INFO: Final = "takehold.rows.locked"
 _Levels: TypeAlias = "dict[SessionTransaction | None, dict[Any, Locked]]"
@@ -39,7 +40,12 @@ def note(session: Session, rows: Iterable[object], *, deleting: bool, line: str)
     for row in rows:
         known = locked_by(session, row)
         if known is None or (deleting and not known.deleting):
-            level[_state(row).key] = lock
+            level[state_of(row).key] = lock
+
+
+def has_locks(session: Session) -> bool:
+    """Whether the session's transaction has locked any row."""
+    return bool(session.info.get(_INFO))
 
 
 def locked_by(session: Session, row: object) -> Locked | None:
@@ -47,13 +53,9 @@ def locked_by(session: Session, row: object) -> Locked | None:
     levels: _Levels | None = session.info.get(_INFO)
     if not levels:
         return None
-    key = _state(row).key
+    key = state_of(row).key
     found = [level[key] for level in levels.values() if key in level]
     return max(found, key=lambda lock: lock.deleting, default=None)
-
-
-def _state(row: object) -> InstanceState[Any]:
-    return inspect(row)  # type: ignore[no-any-return]
 
 
 # -- until when ----------------------------------------------------------------------------------------------
@@ -105,7 +107,7 @@ def _deleting(_mapper: Mapper[Any], _connection: Connection, row: object) -> Non
 
 
 def _changes_its_key(row: object) -> bool:
-    state = _state(row)
+    state = state_of(row)
     keys = (state.mapper.get_property_by_column(column).key for column in state.mapper.primary_key)
     return any(state.attrs[key].history.has_changes() for key in keys)
 
@@ -114,7 +116,7 @@ def _refuse(session: Session, row: object, what: str) -> None:
     """Its lock lets others refer to the row meanwhile: to go on to the full lock now can deadlock with them."""
     lock = locked_by(session, row)
     if lock is not None and not lock.deleting:
-        name = f"{type(row).__name__} {_state(row).identity}"
+        name = f"{type(row).__name__} {state_of(row).identity}"
         raise UsageError(
             f"this would {what} {name}, which was locked at {lock.line} without deleting=True: that lock lets others "
             "insert rows that refer to it. Lock it with deleting=True"

@@ -23,7 +23,6 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from takehold import AsyncLocks, BackendRefused, Hold, Locks, LockTimeout, NotHeld, UsageError, shared
-from takehold.rows.desk import lock_url
 from takehold.rows.dialects import Dialect, dialect_named
 from takehold.rows.party import application_line, party
 from takehold.rows.session import AnySession, session_of
@@ -55,7 +54,7 @@ def get_locker(where: str | URL | Engine | AsyncEngine | AnySession, *, locks: s
     dialect, url = _described(where)
     if dialect.row_locks:
         return _remembered((dialect.name,), lambda: Locker(dialect.name))
-    shared_url = _MEMORY if url is None else lock_url(url)
+    shared_url = _MEMORY if url is None else dialect.lock_url(url.database)
     on_file = not shared_url.startswith(_MEMORY)
     alone = on_file and locks == _MEMORY
     used = shared_url if on_file and not alone else f"{_MEMORY}locksets {shared_url}"

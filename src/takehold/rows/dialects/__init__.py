@@ -6,9 +6,11 @@ A `Dialect` answers questions; it never executes anything.
 from __future__ import annotations
 
 import enum
+import os
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import (
     BigInteger,
@@ -107,6 +109,10 @@ class Dialect:
         """Whether the driver has begun a transaction."""
         return True
 
+    def lock_url(self, database: str | None) -> str:
+        """Where the locks of a database without row locks are: beside its file, or in memory as it is."""
+        raise NotImplementedError
+
     def locking_number(self, number: int) -> Select[Any]:
         """The query that locks a number until the transaction ends: whether it did, and the isolation level."""
         raise NotImplementedError
@@ -149,6 +155,11 @@ class _SQLite(Dialect):
     ) -> S:
         """As it is: the whole file has one writer."""
         return query
+
+    def lock_url(self, database: str | None) -> str:
+        """Those of a file are shared by every process that uses it."""
+        file = database if database != ":memory:" else None
+        return f"sqlite:///{quote(os.path.abspath(file))}" if file else "memory:rows"
 
     def changes(self, connection: Connection) -> int | None:
         """As the driver counts them."""

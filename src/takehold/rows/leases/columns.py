@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, String, Update, and_, or_, update
+from sqlalchemy import ColumnElement, String, Update, and_, or_, update
 from sqlalchemy.orm import Mapped, QueryableAttribute, RelationshipProperty, mapped_column
 
 from takehold import UsageError
 from takehold.rows.clock import Clock, Moment
-from takehold.rows.identity import Identity, among, mapper_of
+from takehold.rows.identity import Identity, among, mapper_of, selected
 
 __all__ = ["LONGEST_OWNER", "Leased", "change", "entity_of", "free", "lease_values", "parent_of", "unleased"]
 
@@ -37,9 +37,8 @@ class Leased:
 
 def entity_of(query: Any) -> type[Any]:
     """The class whose rows a query selects; `UsageError` when they cannot be leased."""
-    described: Sequence[Any] = query.column_descriptions if isinstance(query, Select) else ()
-    model = described[0]["entity"] if len(described) == 1 else None
-    if model is None or described[0]["expr"] is not model:
+    model = selected(query)
+    if model is None:
         raise UsageError(f"leases are for the rows of one class, as in select(Job).where(...); not {query!r}")
     if not issubclass(mapper_of(model).class_, Leased):
         name = model.__name__

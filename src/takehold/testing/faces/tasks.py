@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from takehold.locks._async import AsyncLocks
 from takehold.testing.faces.vocabulary import PATIENCE, Call, Face, Steps, Work, Worker, wrapped
 
-__all__ = ["AsyncioFace"]
+__all__ = ["AsyncioFace", "end_tasks"]
 
 
 async def _awaited(value: Any) -> Any:
@@ -164,13 +164,14 @@ class AsyncioFace(Face):
         super().close()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE)
-        self.loop.run_until_complete(self._end())
+        self.loop.run_until_complete(end_tasks())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
-    async def _end(self) -> None:
-        """What `asyncio.run` does at its end: tasks that are still there are cancelled, and not left in the middle."""
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-        await self.loop.shutdown_default_executor()
+
+async def end_tasks() -> None:
+    """What `asyncio.run` does at its end: tasks that are still there are cancelled, and not left in the middle."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)

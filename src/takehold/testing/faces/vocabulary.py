@@ -258,9 +258,13 @@ class Face(ABC):
         """Who waits for exactly this key."""
         return [record for record in self.who() if record.key == key and record.state == "waiting"]
 
-    def until_waiting(self, key: str, count: int = 1) -> None:
-        """Come back when so many are seen to wait for the key."""
-        eventually(lambda: len(self.waiters(key)) >= count, f"{count} waiting for {key!r}")
+    def until_waiting(self, key: str, count: int = 1, unless: Call[Any] | None = None) -> None:
+        """Come back when so many are seen to wait for the key, or when the call `unless` ended before it was seen."""
+
+        def seen() -> bool:
+            return len(self.waiters(key)) >= count or (unless is not None and unless.done)
+
+        eventually(seen, f"{count} waiting for {key!r}")
 
     # -- colours -------------------------------------------------------------------------------------
 

@@ -270,7 +270,7 @@ class TestLeaving:
         a, b, c = face.workers(3)
         hold = a.acquire("k")
         leaving = b.start_acquire("k", timeout=SOON)
-        face.until_waiting("k", 1)
+        face.until_waiting("k", unless=leaving)
         staying = c.start_acquire("k", timeout=60)
         assert isinstance(leaving.error(), LockTimeout)
         hold.release()
@@ -282,7 +282,7 @@ class TestLeaving:
         a, b, c = face.workers(3)
         with a.acquire("k", mode="shared"):
             leaving = b.start_acquire("k", timeout=SOON)
-            face.until_waiting("k")
+            face.until_waiting("k", unless=leaving)
             behind = c.start_acquire("k", mode="shared", timeout=60)
             assert isinstance(leaving.error(), LockTimeout)
             behind.result().release()
