@@ -18,6 +18,7 @@ from takehold.backends import backend_for
 from takehold.backends.lease import seen, session
 from takehold.backends.lease.address import postgres_address, sqlite_address
 from takehold.backends.lease.channel import FENCE_STEP, ChannelLost, Side
+from takehold.backends.lease.offset import Offset
 from takehold.backends.lease.trust import Trust
 from takehold.core.backend import Ask
 from takehold.core.events import LockEvent
@@ -143,6 +144,21 @@ def test_trust_is_counted_from_the_send_ends_before_the_lease_and_never_comes_ba
     assert not trust.renewed(sent=109.0)
     assert trust.over()
     assert trust.left() == 0.0
+
+
+@pytest.mark.covers("L-21")
+def test_an_answer_that_took_long_does_not_make_a_waiter_older() -> None:
+    ahead = Offset()
+    ahead.heard(1000.5, 0.0, 1.0)
+    assert ahead.seconds == 1000
+    ahead.heard(1002.01, 2.0, 2.02)
+    assert ahead.seconds == pytest.approx(1000)
+    for _ in range(20):  # a host so busy that every answer is late
+        ahead.heard(1004, 3.0, 4.0)
+    assert ahead.seconds == pytest.approx(1000), "the closest comparison still counts"
+    for beat in range(300):  # a clock that drifts: no comparison counts for ever
+        ahead.heard(1007.5 + beat, 5.0 + beat, 6.0 + beat)
+    assert ahead.seconds == pytest.approx(1002)
 
 
 # ------------------------------------------------------------------------------------------------ taking away

@@ -84,8 +84,9 @@ class LeaseBackend:
         try:
             await main.prepare(seconds, make=True)
             # Before the first attempt: the lease cannot begin earlier than this.
-            sent, reply = rt.boot(), None
+            sent, asked, reply = rt.boot(), rt.now(), None
             while reply is None:
+                asked = rt.now()
                 reply = await main.ask("open", about, max(0.0, until - rt.now()))
                 if reply is None and rt.now() >= until:
                     raise ChannelLost(f"no answer within {seconds:.1f} s")
@@ -98,6 +99,7 @@ class LeaseBackend:
         except BaseException:
             main.close()
             raise
+        session.pulse.ahead.heard(reply["now"], asked, rt.now())
         session.begin(main, sent)
         _sessions.add(session)
         try:

@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from takehold.backends.lease.channel import ChannelLost, Reply, Troubled
+from takehold.backends.lease.offset import Offset
 from takehold.backends.lease.seen import board_text, lines_of, row_of
 from takehold.core.cycle import Picture, sentence, youngest
 from takehold.core.seat import HELD, Seat
@@ -53,7 +54,7 @@ class Pulse:
         self._next = 0.0
         self._done: list[str] = []
         """Evictions that were honoured, for the table to forget."""
-        self._ahead = 0.0
+        self.ahead = Offset()
         self.verdicts: weakref.WeakKeyDictionary[Seat, str] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
@@ -153,12 +154,12 @@ class Pulse:
         session = self._session
         seats = session.losses.busy()
         written = {*session.rows.values(), *session.marks.values()}
-        board = board_text([seat for seat in seats if seat.session is session], written, self._rt, self._ahead)
+        board = board_text([seat for seat in seats if seat.session is session], written, self._rt, self.ahead.seconds)
         clean = self._beats % CLEAN_EVERY == CLEAN_EVERY - 1
         request = {"me": session.name, "board": board, "done": list(self._done), "clean": clean}
         changes, idle = session.changes, not session.in_flight
-        sent = self._rt.boot()
-        self._next = self._rt.now() + self._interval
+        sent, asked = self._rt.boot(), self._rt.now()
+        self._next = asked + self._interval
         try:
             reply = await session.side.ask("beat", request, min(BEAT_WITHIN, session.trust.left()))
         except ChannelLost as error:
@@ -177,7 +178,7 @@ class Pulse:
         if self._failed:
             log.info("heartbeats are answered again", extra={"event": "lease.recovered"})
             self._failed = 0
-        self._ahead = reply["now"] - self._rt.now()
+        self.ahead.heard(reply["now"], asked, self._rt.now())
         self._done = []
         self._obey(reply)
         if idle and changes == session.changes and not session.in_flight and reply["held"] < len(session.rows):
