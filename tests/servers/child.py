@@ -25,6 +25,9 @@ ACCOUNT = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 UID, GID, GROUPS = (ACCOUNT.pw_uid, ACCOUNT.pw_gid, ()) if ACCOUNT else (None, None, None)
 ENVIRONMENT = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}  # no PGHOST of the developer
 BOOT = 30.0  # seconds
+# In memory where there is plenty: no server here flushes for real, and a slow disk made stopping one take a minute.
+SHARED_MEMORY = Path("/dev/shm")
+PLENTY = 4 * 2**30
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -42,7 +45,8 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def own_folder(name: str) -> Path:
     """A new folder the account can reach: pytest's own are closed to others, and too long for a Unix socket."""
-    folder = Path(tempfile.mkdtemp(prefix=f"takehold-{name}-", dir="/tmp"))
+    roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > PLENTY
+    folder = Path(tempfile.mkdtemp(prefix=f"takehold-{name}-", dir=SHARED_MEMORY if roomy else "/tmp"))
     if ACCOUNT:
         os.chown(folder, ACCOUNT.pw_uid, ACCOUNT.pw_gid)
     return folder
