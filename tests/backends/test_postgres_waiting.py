@@ -11,7 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from takehold import AsyncLocks, BackendUnavailable, LockTimeout, WouldDeadlock, advisory
+from takehold import AsyncLocks, BackendUnavailable, Locks, LockTimeout, WouldDeadlock, advisory
+from takehold.core.backend import Ask, Grant
+from takehold.runtime import run
 from takehold.testing import Taker
 from takehold.testing.faces import AsyncioFace, Face, Steps, eventually
 from takehold.testing.forked import in_a_fork
@@ -227,6 +229,20 @@ def place_of_key(face: Face, key: str) -> int:
 @pytest.mark.covers("L-26")
 class TestUndone:
     """A statement that fails half-way leaves nothing."""
+
+    def test_who_was_told_no_before_the_statement_left_is_not_in_it(self, fenced_url: str, onlooker: Onlooker) -> None:
+        """A waiting connection may take long to give back what it keeps; the answers still belong to their askers."""
+        with Locks(fenced_url) as locks, locks.lock("kept") as kept:
+            session = session_of(kept)
+            gone, there = (
+                Ask(locks._wants((key,), "exclusive", subtree=False), time.monotonic() + 5) for key in ("gone", "there")
+            )
+            gone.error = BackendUnavailable("not answered in time")
+            (no, yes) = run(session.apply((), (gone, there), 5.0))
+            assert not no
+            assert len(yes) == 1
+            assert [key for key, *_ in onlooker.locks()] == sorted([place_of(kept), there.wants[0].place])
+            assert run(session.apply([Grant(session, there.wants[0], None, 0)], (), 5.0)) == []
 
     @pytest.mark.parametrize("keys", [1, 300])
     def test_cancelling_our_statements_from_outside_costs_nothing(

@@ -105,20 +105,16 @@ class PostgresSession(Trip):
             "max_locks_per_transaction"
         )
 
-    def _admitted(self, asks: Sequence[Ask], freed: int) -> Sequence[Ask]:
+    def _turn_away(self, asks: Sequence[Ask], freed: int) -> None:
         """Who was let in one by one may be too many together: those who do not fit are refused."""
         held = self.held + len(self.kept) - freed
         if held + sum([len(ask.wants) for ask in asks]) <= self.max_held:
-            return asks
-        fitting = []
+            return
         for ask in asks:
             held += len(ask.wants)
-            if held <= self.max_held:
-                fitting.append(ask)
-            else:
+            if held > self.max_held:
                 ask.error = self._too_many(held)
                 held -= len(ask.wants)
-        return fitting
 
     async def apply(self, releases: Sequence[Releasable], asks: Sequence[Ask], seconds: float) -> list[Granted]:
         """One statement on the keeper; what waiting connections keep is given back first, on those."""
@@ -128,9 +124,9 @@ class PostgresSession(Trip):
         if self.lost is not None:
             raise SessionLost(self.lost)
         elsewhere: dict[int, Granted] = {}
-        fitting = self._admitted(asks, len(releases))
+        self._turn_away(asks, len(releases))
         for index, ask in enumerate(asks):
-            if ask.error is not None:
+            if ask.error is not None:  # turned away, or told no while we waited above
                 elsewhere[index] = BUSY
             elif ask.beside:
                 # On the keeper it would re-enter. Its further keys are asked for again, by themselves.
@@ -138,8 +134,8 @@ class PostgresSession(Trip):
                 elsewhere[index] = BUSY if grant is None else (grant,)
         self._elsewhere = elsewhere
         if elsewhere:
-            fitting = [ask for ask in fitting if not ask.beside]
-        return await self._sent(Plan(releases, fitting), seconds)
+            asks = [ask for index, ask in enumerate(asks) if index not in elsewhere]
+        return await self._sent(Plan(releases, asks), seconds)
 
     async def _sent(self, plan: Plan, seconds: float) -> list[Granted]:
         found = plan.statement(self.statements)
