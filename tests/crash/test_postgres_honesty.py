@@ -17,6 +17,7 @@ import pytest
 import takehold
 from takehold.backends.postgres.waiters import Waiters
 from tests import lanes
+from tests.crash import races
 from tests.crash.races import PATIENCE, Lane, Tally
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
@@ -333,6 +334,12 @@ def test_whoever_does_not_get_its_answer_holds_nothing(
 # -- what the same races find elsewhere ------------------------------------------------------------------
 
 
+@pytest.fixture
+def many_phantoms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are many, each is waited for less."""
+    monkeypatch.setattr(races, "GIVEN_BACK_WITHIN", 0.1)
+
+
 def naive_threads(url: str, races: int) -> Tally:
     """What everybody writes first: `lock_timeout`, and an error means no."""
     naive = [psycopg.connect(url, autocommit=True) for _ in range(LANES)]
@@ -386,6 +393,7 @@ async def naive_tasks(url: str, races: int) -> Tally:
 
 
 @pytest.mark.covers("L-10")
+@pytest.mark.usefixtures("many_phantoms")
 def test_the_races_find_the_phantoms_of_a_lock_timeout(postgres_url: str, report: Callable[[str, Tally], None]) -> None:
     tally = naive_threads(postgres_url, BASELINE)
     report("psycopg, SET lock_timeout", tally)
@@ -393,6 +401,7 @@ def test_the_races_find_the_phantoms_of_a_lock_timeout(postgres_url: str, report
 
 
 @pytest.mark.covers("L-10")
+@pytest.mark.usefixtures("many_phantoms")
 def test_the_races_find_the_phantoms_of_a_timeout_in_the_client(
     postgres_url: str, report: Callable[[str, Tally], None]
 ) -> None:
@@ -402,6 +411,7 @@ def test_the_races_find_the_phantoms_of_a_timeout_in_the_client(
 
 
 @pytest.mark.covers("L-10")
+@pytest.mark.usefixtures("many_phantoms")
 def test_the_races_find_a_wait_that_is_not_cleaned_up(
     postgres_url: str, report: Callable[[str, Tally], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
