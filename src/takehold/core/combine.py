@@ -12,6 +12,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from takehold.core.backend import Ask, Grant, Granted, Refused, Releasable, SessionLost, TripSession, Unanswered
@@ -298,22 +299,33 @@ class Combiner:
             await self._serve(None)
 
     async def _serve_one(self, releases: list[Releasable], ask: Ask) -> None:
-        """One task that finds the wire idle: a statement of its own, with nothing around it; then what is pending."""
-        self.statements += 1
-        self._watch()
-        try:
-            granted = await self.session.fetch_quickly(releases, ask)
-        except (SessionLost, Refused) as failure:
-            self._deliver([ask], [], _error_of(failure))
-        except BaseException as failure:
-            self._leave([ask], [ask], None, failure)
-            raise
-        else:
-            self._deliver([ask], [(ask, granted)], None)
-        with self._mutex:
-            more = bool(self._pending or self._releases)
-            self._busy = more
-        if more:
+        """Tasks that come one at a time: a statement for each, with the release of the one before it.
+
+        Whoever is woken runs in here, and has let go and asked for the next when it is back.
+        """
+        while True:
+            self.statements += 1
+            self._watch()
+            try:
+                granted = await self.session.fetch_quickly(releases, ask)
+            except (SessionLost, Refused) as failure:
+                self._deliver([ask], [], _error_of(failure))
+            except BaseException as failure:
+                self._leave([ask], [ask], None, failure)
+                raise
+            else:
+                self._deliver([ask], [(ask, granted)], None)
+            with self._mutex:
+                pending = self._pending
+                self._busy = bool(pending or self._releases)
+                alone = len(pending) == 1 and self.session.carries(self._releases, pending[0])
+                if alone:
+                    ask, releases = pending.pop(), self._releases
+                    self._releases = []
+                    ask.sent, self._sent = True, [ask]
+            if not alone:
+                break
+        if self._busy:
             await self._serve(None)
 
     def _watch(self) -> None:
@@ -429,7 +441,12 @@ class Combiner:
                     # Together, with no call between: an interrupt finds both done, or neither.
                     self._releases += late
                     ask.lost = True
-        _ring(batch)
+            # Tasks run while they are woken: a large statement that could leave now does so first.
+            first = not self.threads and len(self._pending) * 2 > len(batch)
+        if first:
+            self._rt.soon(partial(_ring, batch))
+        else:
+            _ring(batch)
 
 
 def _error_of(failure: SessionLost | Refused) -> BackendError:

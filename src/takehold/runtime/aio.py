@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import logging
 import random
@@ -69,14 +70,68 @@ class AioEvent:
                 timer.cancel()
 
 
-class AioSignal(asyncio.Future[bool]):
-    """A future with our word for completing it."""
+class AioSignal:
+    """What one task awaits, and what wakes it at once, inside `set`: a future would wake it in the next turn of the loop.
+
+    To asyncio it is a future: that is what the names are for that are not explained here.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_call", "_cancelled", "_context", "_is_set", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asyncio_future_blocking = self._is_set = False
+        self._cancelled: asyncio.CancelledError | None = None
+        self._call: Callable[[AioSignal], object] | None = None
 
     def set(self) -> bool:
         """Wake the task. Twice is a no-op."""
-        if not self.done():
-            self.set_result(True)
+        self._is_set = True
+        if (call := self._call) is not None:
+            self._call = None
+            try:
+                self._context.run(call, self)
+            except RuntimeError:
+                # A task is running, and another cannot run inside: then in the next turn, like with any future.
+                self._loop.call_soon(call, self, context=self._context)
+            except BaseException as error:  # noqa: BLE001 - raised again
+                # An exit() is for the loop, and not for whoever answers: others are still to be woken.
+                self._loop.call_soon(_raise, error)
         return True
+
+    def __await__(self) -> Generator[AioSignal, None, None]:
+        if not self._is_set:
+            self._asyncio_future_blocking = True
+            yield self
+
+    def add_done_callback(
+        self, call: Callable[[AioSignal], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """Whom to wake: a task, or a coroutine that runs without one."""
+        self._call = call
+        self._context = context or contextvars.copy_context()
+
+    def cancel(self, msg: object = None) -> bool:
+        """The task is cancelled, and not what it waits for."""
+        call, self._call = self._call, None
+        if call is None:
+            return False
+        self._cancelled = asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg)
+        self._loop.call_soon(call, self, context=self._context)
+        return True
+
+    def result(self) -> None:
+        """What the task goes on with."""
+        if self._cancelled is not None:
+            raise self._cancelled
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The one of the task."""
+        return self._loop
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class _Rest:
@@ -180,7 +235,7 @@ class Aio:
 
     def signal(self) -> AioSignal:
         """A signal for a task of this loop."""
-        return AioSignal(loop=self.loop)
+        return AioSignal(self.loop)
 
     def may_wait(self) -> None:
         """Waiting is what tasks do."""
