@@ -26,12 +26,12 @@ def _until(deadline: Deadline | None, rt: Runtime) -> float:
     return soon if deadline is None else max(soon, deadline.at)
 
 
-def _question(seat: Seat, seconds: float | None, rt: Runtime) -> Ask:
+def _question(seat: Seat, seconds: float | None, now: float) -> Ask:
     """The same for one key and a time in seconds, without a deadline object: for ever when there is none."""
-    return Ask((seat.want,), math.inf if seconds is None else rt.now() + max(seconds, ANSWER_WITHIN))
+    return Ask((seat.want,), math.inf if seconds is None else now + max(seconds, ANSWER_WITHIN))
 
 
-def post(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> Ask | None:
+def post(desk: Desk, seat: Seat, seconds: float | None, now: float, rt: Runtime) -> Ask | None:
     """Begin the plain case without waiting: one key that nobody here has, on a live session. None when it is not that.
 
     Then await its event, which is a signal, and `collect`; or `take_back`. For tasks: threads lead, and do not post.
@@ -45,13 +45,13 @@ def post(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> Ask | No
     with desk._mutex:
         if not register.ask_alone(seat, session):
             return None
-    question = _question(seat, seconds, rt)
+    question = _question(seat, seconds, now)
     question.event = rt.signal()
     combiner.post(question)
     return question
 
 
-def ask_quickly(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> bool | None:
+def ask_quickly(desk: Desk, seat: Seat, seconds: float | None, now: float, rt: Runtime) -> bool | None:
     """The plain case for a thread that finds the wire idle: no coroutine, one statement.
 
     True when granted, False when busy: then it is first in line. None when it is not that case.
@@ -62,7 +62,7 @@ def ask_quickly(desk: Desk, seat: Seat, seconds: float | None, rt: Runtime) -> b
         return None
     if combiner.session.room < 1:
         combiner.session.admit(1)
-    question = _question(seat, seconds, rt)
+    question = _question(seat, seconds, now)
     try:
         with desk._mutex:
             if not register.ask_alone(seat, session):

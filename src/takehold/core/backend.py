@@ -93,23 +93,21 @@ class Ask:
     On its way it is pending, sent, answered; or given up by its caller.
     """
 
-    lead = False
-    sent = False
-    given_up = False
-    lost = False
-    """Answered after its caller had left: what it was granted has gone back."""
-    granted: Granted | None = None
-    error: Exception | None = None
-    beside = False
-    """A further shared grant beside one this process has: it must queue with the others, not re-enter."""
-
-    event: Event | Signal | None = None
-    """Whom to wake with the answer; None while its caller does not sleep."""
+    __slots__ = ("beside", "error", "event", "given_up", "granted", "lead", "lost", "sent", "until", "wants")
 
     def __init__(self, wants: tuple[Want, ...], until: float) -> None:
         self.wants = wants
         self.until = until
         """When its caller has waited long enough for an answer, on the runtime's clock."""
+        self.lead = self.sent = self.given_up = False
+        self.lost = False
+        """Answered after its caller had left: what it was granted has gone back."""
+        self.granted: Granted | None = None
+        self.error: Exception | None = None
+        self.beside = False
+        """A further shared grant beside one this process has: it must queue with the others, not re-enter."""
+        self.event: Event | Signal | None = None
+        """Whom to wake with the answer; None while its caller does not sleep."""
 
 
 class Turn(Protocol):

@@ -34,6 +34,8 @@ class _Load:
     """What one statement carries; `begun` once the session has it."""
 
     begun = False
+    alone = False
+    """One key of one task, and what the session carries with it on its shorter way."""
 
     def __init__(self) -> None:
         self.batch: list[Ask] = []
@@ -46,6 +48,7 @@ class Combiner:
     def __init__(self, session: TripSession, rt: Runtime) -> None:
         self.session = session
         self._rt = rt
+        self._now = rt.now
         self.threads = rt.face == "threads"
         self._mutex = rt.mutex()
         self._busy = False
@@ -71,20 +74,13 @@ class Combiner:
 
     def post(self, ask: Ask) -> None:
         """Send one ask with whatever else is pending, and do not wait; for tasks."""
-        releases: list[Releasable] | None = None
         with self._mutex:
-            lead = not self._busy or self._kicked
+            self._pending.append(ask)
+            if self._busy and not self._kicked:
+                return
             self._busy, self._kicked = True, False
-            if lead and not self._pending and self.session.quick and self.session.carries(self._releases, ask):
-                releases, self._releases = self._releases, []
-                ask.sent, self._sent = True, [ask]
-            else:
-                self._pending.append(ask)
         # At once, with the releases of this turn of the loop; those who come while it is on its way go together.
-        if releases is not None:
-            self._rt.start(self._serve_one(releases, ask), NAME)
-        elif lead:
-            self._rt.start(self._serve(None), NAME)
+        self._rt.start(self._serve(None), NAME)
 
     @property
     def unsent(self) -> list[Releasable]:
@@ -102,7 +98,7 @@ class Combiner:
         with self._mutex:
             self._releases += given
             del given[:]
-            kick = self._to_be_kicked()
+            kick = not self._busy and self._to_be_kicked()
         if kick:
             self._rt.soon(self._kick)
 
@@ -131,7 +127,7 @@ class Combiner:
         if not idle:
             # A session that died meanwhile has given back everything.
             with suppress(BackendUnavailable):
-                await self.through(Ask((), self._rt.now() + ANSWER_WITHIN))
+                await self.through(Ask((), self._now() + ANSWER_WITHIN))
 
     async def through(self, ask: Ask) -> None:
         """Wait for the answer, leading if nobody does. On the way out nothing that was granted is left behind."""
@@ -161,7 +157,7 @@ class Combiner:
     async def _called(self, ask: Ask) -> bool:
         """A thread sleeps until it is answered, or has the lead; False when it has waited long enough."""
         event: Any = ask.event
-        return await event.wait(max(0.0, ask.until - self._rt.now()))  # type: ignore[no-any-return]
+        return await event.wait(max(0.0, ask.until - self._now()))  # type: ignore[no-any-return]
 
     def give_up(self, ask: Ask) -> list[Releasable]:
         """The caller was cancelled: what it was granted already is given back. Its lead goes to the next."""
@@ -204,6 +200,8 @@ class Combiner:
                     for ask in load.batch:
                         ask.sent = True
                     self._sent = load.batch
+                    if len(load.batch) == 1 and not self.threads and self.session.quick:
+                        load.alone = self.session.carries(load.releases, load.batch[0])
                 await self._send(load, mine)
             except BaseException:
                 if not load.begun:
@@ -257,13 +255,16 @@ class Combiner:
         seconds = math.inf
         if self.threads:
             if mine is not None:
-                seconds = max(0.0, mine.until - self._rt.now())
+                seconds = max(0.0, mine.until - self._now())
         else:
             self._watch()
         try:
             try:
                 load.begun = True
-                answers = await self.session.apply(load.releases, asks, seconds)
+                if load.alone:
+                    answers = [await self.session.fetch_quickly(load.releases, batch[0])]
+                else:
+                    answers = await self.session.apply(load.releases, asks, seconds)
                 # Inside: an interrupt on the way to it finds a session that cannot be trusted, and not a lost answer.
                 self._deliver(batch, list(zip(asks, answers, strict=True)), None)
             except (SessionLost, Refused) as failure:
@@ -298,38 +299,8 @@ class Combiner:
         finally:
             await self._serve(None)
 
-    async def _serve_one(self, releases: list[Releasable], ask: Ask) -> None:
-        """Tasks that come one at a time: a statement for each, with the release of the one before it.
-
-        Whoever is woken runs in here, and has let go and asked for the next when it is back.
-        """
-        while True:
-            self.statements += 1
-            self._watch()
-            try:
-                granted = await self.session.fetch_quickly(releases, ask)
-            except (SessionLost, Refused) as failure:
-                self._deliver([ask], [], _error_of(failure))
-            except BaseException as failure:
-                self._leave([ask], [ask], None, failure)
-                raise
-            else:
-                self._deliver([ask], [(ask, granted)], None)
-            with self._mutex:
-                pending = self._pending
-                self._busy = bool(pending or self._releases)
-                alone = len(pending) == 1 and self.session.carries(self._releases, pending[0])
-                if alone:
-                    ask, releases = pending.pop(), self._releases
-                    self._releases = []
-                    ask.sent, self._sent = True, [ask]
-            if not alone:
-                break
-        if self._busy:
-            await self._serve(None)
-
     def _watch(self) -> None:
-        self._sent_at = self._rt.now()
+        self._sent_at = self._now()
         if not self._watched:
             self._watched = True
             self._rt.later(LOOK_AGAIN, self._look_again)
@@ -338,8 +309,6 @@ class Combiner:
 
     def ask_quickly(self, ask: Ask) -> bool:
         """One question on the caller's own stack, with nothing around it; False when the wire is not idle."""
-        if not self.session.quick:
-            return False
         try:
             # Inside: a Ctrl-C between these lines must not leave a lead that nobody has.
             with self._mutex:
@@ -353,33 +322,34 @@ class Combiner:
             raise
         return True
 
-    def give_quickly(self) -> bool:
-        """The same for one release that was noted."""
-        if not self.session.quick:
-            return False
-        mine = Ask((), self._rt.now() + ANSWER_WITHIN)
+    def give_quickly(self, given: list[Releasable]) -> None:
+        """Note one release, and send it at once when the wire is idle; else who is at work there sends it next."""
+        mine = Ask((), self._now() + ANSWER_WITHIN)
         try:
             with self._mutex:
-                if self._busy or self._pending or len(self._releases) != 1 or self._releases[0].handle is not None:
-                    return False
-                mine.lead = self._busy = True
+                self._releases += given
+                del given[:]
+                if self._busy or self._pending or len(self._releases) > 1 or not self.session.quick:
+                    alone = False
+                else:
+                    alone = mine.lead = self._busy = True
+            if not alone:
+                run(self.given_back(self._releases[:], surely=False))
+                return
             # It stays noted until it is done, or surely on its way.
             self._statement(self._releases[:1], None, mine)
-        except BaseException:
-            if not mine.sent:
-                # Interrupted before anything was sent: somebody must do it.
-                self._rt.spawn(self.given_back(self._releases[:1]), NAME)
+        except BaseException as failure:
             self._lead_on(mine)
-            raise
-        return True
+            # It does not answer: it is noted, or its session ends; either way nothing is ours any more.
+            if not isinstance(failure, BackendUnavailable):
+                raise
 
     def _statement(self, releases: Sequence[Releasable], ask: Ask | None, mine: Ask) -> None:
         self.statements += 1
-        seconds = mine.until - self._rt.now()
         mine.sent = True
         try:
             try:
-                self.session.apply_quickly(releases, mine, seconds)
+                self.session.apply_quickly(releases, mine, mine.until - self._now())
             except (SessionLost, Refused) as failure:
                 self._deliver([] if ask is None else [ask], [], _error_of(failure))
             if ask is None:
@@ -399,7 +369,7 @@ class Combiner:
 
     def _look_again(self) -> None:
         """While statements are on their way: let go of tasks that have waited for their answer long enough."""
-        now = self._rt.now()
+        now = self._now()
         with self._mutex:
             late = [ask for ask in (*self._sent, *self._pending) if ask.until <= now and not ask.given_up]
             late = [ask for ask in late if ask.granted is None and ask.error is None]
@@ -428,6 +398,11 @@ class Combiner:
         with self._mutex:
             for ask, granted in answers:
                 ask.granted = granted
+                if ask.given_up and not ask.lost:
+                    late = self._grants(ask)
+                    # Together, with no call between: an interrupt finds both done, or neither.
+                    self._releases += late
+                    ask.lost = True
             if len(answers) < len(batch):
                 for ask in batch:
                     if error is not None:
@@ -435,12 +410,6 @@ class Combiner:
                     elif ask.granted is None:
                         ask.granted = ()
             self._sent = []
-            for ask, _ in answers:
-                if ask.given_up and not ask.lost:
-                    late = self._grants(ask)
-                    # Together, with no call between: an interrupt finds both done, or neither.
-                    self._releases += late
-                    ask.lost = True
             # Tasks run while they are woken: a large statement that could leave now does so first.
             first = not self.threads and len(self._pending) * 2 > len(batch)
         if first:

@@ -76,6 +76,8 @@ class AdaptiveTimeout:
         return f"AdaptiveTimeout({self._seconds:g}, minimum={self.minimum:g})"
 
 
+USUAL: Final = 1e9
+"""Seconds up to which a number needs no further look."""
 Timeout: TypeAlias = float | timedelta | AdaptiveTimeout | None
 
 
@@ -83,6 +85,8 @@ def seconds_of(timeout: object) -> float | None:
     """Seconds to wait, None for ever; `UsageError` for anything that is not a timeout."""
     if timeout is None:
         return None
+    if (type(timeout) is int or type(timeout) is float) and 0 <= timeout < USUAL:
+        return timeout
     if isinstance(timeout, AdaptiveTimeout):
         return timeout.seconds
     if isinstance(timeout, timedelta):

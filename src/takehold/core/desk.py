@@ -11,13 +11,14 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from takehold.core.asking import ask, ask_alone, ask_together
 from takehold.core.backend import Backend, Releasable, Session
 from takehold.core.combine import ANSWER_WITHIN, Combiner
 from takehold.core.deadline import Deadline
-from takehold.core.giving import give_alone
+from takehold.core.giving import give_alone, give_quickly
 from takehold.core.opening import Opening
 from takehold.core.order import OrderBook
 from takehold.core.record import HoldRecord
@@ -256,14 +257,24 @@ class Desk:
             decision(*facts)
             raise
 
+    def leave(self, seats: list[Seat]) -> None:
+        """At the end of a thread's block, over a wire: release, and see that all goes back, now or by who is at it."""
+        if seats[0].caller.listeners:
+            seats[0].caller.tell_released(seats, self.rt.now_ns())
+        if len(seats) > 1 or not give_quickly(self, seats[0]):
+            pending = self._given(seats)
+            # One that does not answer: it is noted, or its session ends; either way nothing is ours any more.
+            with suppress(BackendUnavailable):
+                if pending and self._combiner is not None:
+                    run(self._combiner.given_back(pending, surely=False))
+
     def release(self, seats: list[Seat]) -> list[Releasable] | None:
         """Let go, in reverse. What a trip session must still give back is returned."""
         if seats[0].caller.listeners:
             seats[0].caller.tell_released(seats, self.rt.now_ns())
         if not self.at_once:
-            if (pending := give_alone(self, seats)) is not None:
-                return pending or None
-        elif len(seats) == 1:
+            return self._given(seats)
+        if len(seats) == 1:
             seat = seats[0]
             with self._mutex:
                 try:
@@ -273,6 +284,10 @@ class Desk:
                     self._register.release_alone(seat)
                     raise
         return self.undo(seats)
+
+    def _given(self, seats: list[Seat]) -> list[Releasable] | None:
+        pending = give_alone(self, seats)
+        return self.undo(seats) if pending is None else pending or None
 
     def undo(self, seats: Iterable[Seat]) -> list[Releasable] | None:
         """Let go of held seats and take the others out of the line, in reverse: leaves nothing behind."""
@@ -340,14 +355,6 @@ class Desk:
         """Nobody waits for these to go back: see that they do."""
         if pending and self.rt.face == "threads":
             self.rt.spawn(self.given_back(pending), "takehold-releases")
-
-    def let_back(self, grants: list[Releasable]) -> None:
-        """At the end of a thread's block: see that these go back, now or with whoever is at work on the wire."""
-        try:
-            if self._combiner is not None and not self._combiner.give_quickly():
-                run(self._combiner.given_back(grants, surely=False))
-        except BackendUnavailable:
-            pass  # it does not answer: they are noted, or its session ends; either way nothing is ours any more
 
     async def given_back(self, grants: list[Releasable]) -> None:
         """Wait until the backend has these back."""

@@ -93,6 +93,7 @@ class Seat:
         self.me = me
         self.site = site
         self.caller = caller
+        self.entry = self.lost = None
 
     @property
     def owner(self) -> Owner:

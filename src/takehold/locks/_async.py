@@ -263,13 +263,13 @@ class AsyncLock(BaseLock):
         seconds = seconds_of(patience)
         if in_transactions and seconds != 0:
             refuse_own_transaction(desk, seats[taken:])
-        asked = post(desk, seats[0], seconds, rt) if len(seats) == 1 and seconds != 0 else None
+        began = rt.now()
+        asked = post(desk, seats[0], seconds, began, rt) if len(seats) == 1 and seconds != 0 else None
         if asked is None:
             deadline = Deadline(rt.now, seconds)
             await self._patiently(desk.acquire(seats, taken, deadline, rt), patience)
         else:
             # The plain case of a backend with round trips, without the detours: one question, one answer.
-            began = rt.now()
             try:
                 await asked.event  # type: ignore[misc]
                 granted = collect(desk, seats[0], asked, rt, True)

@@ -213,6 +213,7 @@ class BaseLock:
         self._wants = wants
         self._timeout = timeout
         self._site = site
+        self._used = False
         self._open: dict[object, Any] = {}
         """Holds of running blocks, by who entered: one request may be in use by several threads or tasks."""
 

@@ -235,11 +235,14 @@ class Lock(BaseLock):
 
     def _wait(self, desk: Desk, seats: list[Seat], taken: int, timeout: Timeout | Default) -> None:
         locks = self._locks
-        patience: Timeout = locks._timeout_of(timeout)
+        patience: Timeout = locks._timeout if isinstance(timeout, Default) else timeout
         seconds = seconds_of(patience)
-        deadline = Deadline(_rt.now, seconds)
+        began = _rt.now()
         plain = len(seats) == 1 and not desk.at_once and seconds != 0
-        granted = ask_quickly(desk, seats[0], seconds, _rt) if plain else None
+        granted = ask_quickly(desk, seats[0], seconds, began, _rt) if plain else None
+        if granted and not locks._caller.listeners and type(patience) is not AdaptiveTimeout:
+            return
+        deadline = Deadline(_rt.now, seconds, began)
         if not granted:
             try:
                 if granted is None:
@@ -365,8 +368,10 @@ class Hold(BaseHold):
                 self._desk.lose(seat, reason)
         else:
             reason = self._reason()
-        if pending := self._desk.release(self._seats):
-            self._desk.let_back(pending)
+        if self._desk.at_once:
+            self._desk.release(seats)
+        else:
+            self._desk.leave(seats)
         self._done = True
         if reason is not None and kind is None:
             raise self._lost_error(reason)

@@ -71,7 +71,7 @@ class AioEvent:
 
 
 class AioSignal:
-    """What one task awaits, and what wakes it at once, inside `set`: a future would wake it in the next turn of the loop.
+    """What one task awaits. It wakes it at once, inside `set`; a future would do so in the next turn of the loop.
 
     To asyncio it is a future: that is what the names are for that are not explained here.
     """

@@ -62,6 +62,7 @@ class AsyncpgWire:
     _hung_up = False
 
     def __init__(self, conn: _Connection, *, named: bool = True) -> None:
+        self.lost = None
         self._conn = conn
         self._named = named
         self._loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -39,6 +40,8 @@ class PsycopgWire:
     """A thread is at it: libpq cannot be closed under its hands."""
 
     def __init__(self, conn: pq.abc.PGconn, *, named: bool = True) -> None:
+        self.lost = None
+        self._inside = False
         self._conn = conn
         self._named = named
         self._prepared: set[str] = set()
@@ -104,10 +107,11 @@ class PsycopgWire:
             if named and named not in self._prepared:
                 self._prepare(statement)
             self._results = []
+            given = [b"%d" % arg if type(arg) is int else _encoded(arg) for arg in args]
             if named:
-                self._conn.send_query_prepared(statement.label, [_encoded(arg) for arg in args])
+                self._conn.send_query_prepared(statement.label, given)
             else:
-                self._conn.send_query_params(statement.sql.encode(), [_encoded(arg) for arg in args])
+                self._conn.send_query_params(statement.sql.encode(), given)
             if self._conn.flush():
                 self._flush()
         except OperationalError as error:
@@ -118,7 +122,7 @@ class PsycopgWire:
     def _flush(self) -> None:
         until = time.monotonic() + ANSWER_WITHIN
         while self._conn.flush():
-            if not self._wait(select.POLLIN | select.POLLOUT, until):
+            if not self._wait(select.POLLIN | select.POLLOUT, until - time.monotonic()):
                 raise OperationalError(f"the server did not take a statement within {ANSWER_WITHIN:g} s")
             self._conn.consume_input()
 
@@ -166,27 +170,26 @@ class PsycopgWire:
     def _collect(self, seconds: float | None) -> bool:
         """Read what is still to come of an answer; whoever is interrupted here can go on later, or another can."""
         conn, results = self._conn, self._results
-        until = None if seconds is None else time.monotonic() + seconds
-        while not results or results[-1] is not None:
+        if results and results[-1] is None:
+            return True
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        while True:
             while conn.is_busy():
-                if not self._wait(select.POLLIN, until):
+                left = until - time.monotonic()
+                if not self._poll.poll(None if left == math.inf else left * 1000 if left > 0 else 0):
                     return False
                 conn.consume_input()
             # One call: Ctrl-C finds a result here or in libpq, and never on the way.
             results.extend(starmap(conn.get_result, _ONCE))
-            result = results[-1]
-            if result is not None and result.status not in _FINE and (conn.status == _BAD or _is_fatal(result)):
+            if (result := results[-1]) is None:
+                return True
+            if result.status not in _FINE and (conn.status == _BAD or _is_fatal(result)):
                 raise OperationalError(str(_error_of(result)))
-        return True
 
-    def _wait(self, events: int, until: float | None) -> bool:
-        poll = self._poll
-        if events != select.POLLIN:
-            poll = select.poll()
-            poll.register(self._fd, events)
-        if until is None:
-            return bool(poll.poll())
-        return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+    def _wait(self, events: int, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, events)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
 
     async def run(self, sql: str, seconds: float = ANSWER_WITHIN) -> None:
         """A simple query."""
@@ -322,8 +325,6 @@ def _message(conn: pq.abc.PGconn) -> str:
 
 
 def _encoded(value: Any) -> bytes | None:
-    if type(value) is int:
-        return b"%d" % value
     if value is None:
         return None
     if isinstance(value, bool):

@@ -39,10 +39,10 @@ ATTEMPTS: Final = 3
 class PostgresSession(Trip):
     """Keeper, waiters, ear."""
 
-    quick = True
-
     def __init__(self, line: Line, rt: Runtime, losses: Losses, keeper: Wire, facts: Facts) -> None:
+        # Of its own, though the classes say the same: what every lock reads costs less there.
         self.lost: str | None = None
+        self.instant, self.usable, self.quick, self.board = False, True, True, None
         self.rt = rt
         self.pid = os.getpid()
         self.line = line
@@ -200,17 +200,17 @@ class PostgresSession(Trip):
         """One release or one single key of a thread that has the keeper for itself."""
         if self.lost is not None:
             raise SessionLost(self.lost)
-        known, keeper = self.statements, self.keeper
-        want = releases[0].want if releases else ask.wants[0]
-        exclusive = want.mode is EXCLUSIVE
         if releases:
-            statement = UNLOCK if exclusive else UNLOCK_SHARED
+            want = releases[0].want
+            statement = UNLOCK if want.mode is EXCLUSIVE else UNLOCK_SHARED
         else:
-            statement = known.one if exclusive else known.one_shared
+            want = ask.wants[0]
+            statement = self.statements.one if want.mode is EXCLUSIVE else self.statements.one_shared
+        keeper, reply = self.keeper, self.options.reply
         try:
             keeper.send(statement, want.place)
             self._quickly = statement, releases, ask
-            row = keeper.read_row(min(seconds, self.options.reply))
+            row = keeper.read_row(min(seconds, reply))
         except WireLost as error:
             self._quickly = None
             self._gone(error)
