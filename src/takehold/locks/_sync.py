@@ -261,10 +261,11 @@ class Lock(BaseLock):
         hold, desk, taken = self._begin(3)
         if taken < len(self._wants):
             self._wait(desk, hold._seats, taken, self._timeout)
+        me = hold._seats[0].me
         if self._open:
-            self._entered(here.party, hold)
+            self._entered(me, hold)
         else:
-            self._open[here.party] = hold
+            self._open[me] = hold
         return hold
 
     def __exit__(

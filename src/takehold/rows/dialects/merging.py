@@ -7,7 +7,7 @@ counts. They are the database's own, taken by the statement that did the work: a
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from types import SimpleNamespace
@@ -110,8 +110,8 @@ class Merge:
 class Merging:
     """One database's way."""
 
-    def ordered(self, keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """In the order in which everybody writes them."""
+    def ordered(self, keys: Collection[Any]) -> list[Any]:
+        """In the order in which everybody writes them; a key of several columns is a tuple."""
         return sorted(keys)
 
     def steps(self, merge: Merge, chunks: Iterator[Chunk]) -> Steps:
@@ -255,12 +255,14 @@ class MySQLMerging(Merging):
     updated: ClassVar[ColumnElement[int]] = literal_column("@takehold_updated")
     out_of_range: ClassVar = 1690
 
-    def ordered(self, keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def ordered(self, keys: Collection[Any]) -> list[Any]:
         """As the index has them: InnoDB also locks the gap before a row.
 
         In another order, even the same one for all, writers would wait for each other in a circle.
         """
-        return sorted(keys, key=lambda key: tuple(map(_collated, key)))
+        if all(type(key) is str and key.isascii() for key in keys):
+            return sorted(keys, key=str.upper)  # what `_collated` makes of them, at a third of the price
+        return sorted(keys, key=lambda key: tuple(map(_collated, key)) if type(key) is tuple else _collated(key))
 
     def steps(self, merge: Merge, chunks: Iterator[Chunk]) -> Steps:
         """One statement for a chunk, one before all of them and one after."""
