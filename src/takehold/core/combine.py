@@ -202,7 +202,10 @@ class Combiner:
                     self._sent = load.batch
                     if len(load.batch) == 1 and not self.threads and self.session.quick:
                         load.alone = self.session.carries(load.releases, load.batch[0])
-                await self._send(load, mine)
+                if load.alone:
+                    await self._send_alone(load)
+                else:
+                    await self._send(load, mine)
             except BaseException:
                 if not load.begun:
                     self._put_back(load)
@@ -261,10 +264,7 @@ class Combiner:
         try:
             try:
                 load.begun = True
-                if load.alone:
-                    answers = [await self.session.fetch_quickly(load.releases, batch[0])]
-                else:
-                    answers = await self.session.apply(load.releases, asks, seconds)
+                answers = await self.session.apply(load.releases, asks, seconds)
                 # Inside: an interrupt on the way to it finds a session that cannot be trusted, and not a lost answer.
                 self._deliver(batch, list(zip(asks, answers, strict=True)), None)
             except (SessionLost, Refused) as failure:
@@ -273,6 +273,22 @@ class Combiner:
             self._leave(batch, asks, mine, failure)
             if isinstance(failure, Unanswered):
                 raise _unanswered() from None
+            raise
+
+    async def _send_alone(self, load: _Load) -> None:
+        """The same for one key of one task: what most of a program sends that is not busy."""
+        self.statements += 1
+        self._watch()
+        [ask] = load.batch
+        try:
+            try:
+                load.begun = True
+                granted = await self.session.fetch_quickly(load.releases, ask)
+                self._deliver(load.batch, [(ask, granted)], None)
+            except (SessionLost, Refused) as failure:
+                self._deliver(load.batch, [], _error_of(failure))
+        except BaseException as failure:
+            self._leave(load.batch, load.batch, None, failure)
             raise
 
     def _leave(self, batch: list[Ask], asks: list[Ask], mine: Ask | None, failure: BaseException) -> None:

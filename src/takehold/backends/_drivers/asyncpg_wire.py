@@ -163,7 +163,7 @@ class AsyncpgWire:
             raise WireLost(self.lost or "hung up")
         return task.result()
 
-    def read_row(self, seconds: float) -> Row | None:
+    def read(self, seconds: float | None) -> list[Row] | None:
         """Never: tasks await."""
         raise AssertionError("asyncpg is awaited")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import socket
@@ -140,14 +139,10 @@ class PsycopgWire:
 
     async def receive(self, seconds: float | None) -> list[Row] | None:
         """Read until the answer is complete."""
-        return self._read(seconds)
+        return self.read(seconds)
 
-    def read_row(self, seconds: float) -> Row | None:
-        """The only row of an answer, for a caller that is no coroutine; None when it has not come in time."""
-        rows = self._read(seconds)
-        return None if rows is None else rows[0]
-
-    def _read(self, seconds: float | None) -> list[Row] | None:
+    def read(self, seconds: float | None) -> list[Row] | None:
+        """The same for a caller that is no coroutine."""
         self._inside = True
         try:
             if self.lost is not None:
@@ -172,13 +167,16 @@ class PsycopgWire:
         conn, results = self._conn, self._results
         if results and results[-1] is None:
             return True
-        until = math.inf if seconds is None else time.monotonic() + seconds
+        until, left = None, None
+        if seconds is not None:
+            until, left = time.monotonic() + seconds, max(0.0, seconds) * 1000
         while True:
             while conn.is_busy():
-                left = until - time.monotonic()
-                if not self._poll.poll(None if left == math.inf else left * 1000 if left > 0 else 0):
+                if not self._poll.poll(left):
                     return False
                 conn.consume_input()
+                if until is not None and conn.is_busy():
+                    left = max(0.0, until - time.monotonic()) * 1000
             # One call: Ctrl-C finds a result here or in libpq, and never on the way.
             results.extend(starmap(conn.get_result, _ONCE))
             if (result := results[-1]) is None:

@@ -84,8 +84,8 @@ class Wire(Protocol):
     async def receive(self, seconds: float | None) -> list[Row] | None:
         """The answer, or None when it has not come in time; then it can be asked for again."""
 
-    def read_row(self, seconds: float) -> Row | None:
-        """The only row of the answer, without a coroutine; for threads."""
+    def read(self, seconds: float | None) -> list[Row] | None:
+        """`receive` without a coroutine; for threads."""
 
     async def run(self, sql: str, seconds: float = ANSWER_WITHIN) -> None:
         """Several statements without parameters, unprepared; as `fetch`."""

@@ -210,7 +210,7 @@ class PostgresSession(Trip):
         try:
             keeper.send(statement, want.place)
             self._quickly = statement, releases, ask
-            row = keeper.read_row(min(seconds, reply))
+            rows = keeper.read(min(seconds, reply))
         except WireLost as error:
             self._quickly = None
             self._gone(error)
@@ -219,8 +219,9 @@ class PostgresSession(Trip):
             answers = run(self._refused(self._planned(statement, releases, ask), error))
             ask.granted = answers[0] if answers else ()
             return
-        if row is None:
+        if rows is None:
             raise Unanswered
+        [row] = rows
         granted: Granted = BUSY
         change = 0
         if releases:
