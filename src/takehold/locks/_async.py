@@ -81,6 +81,10 @@ class AsyncLocks(BaseLocks):
         await self._here()[1].ready()
         return self
 
+    async def init(self) -> str:
+        """Make what the backend needs, as `takehold init URL` does, and say what was done; before the first hold."""
+        return await self._backend.init(Aio(asyncio.get_running_loop()), fence_from=None)
+
     async def close(self) -> None:
         """Give back everything this object holds; later use is a `UsageError`."""
         if not self._caller.closed:

@@ -69,6 +69,10 @@ class Locks(BaseLocks):
         run(self._here().ready())
         return self
 
+    def init(self) -> str:
+        """Make what the backend needs, as `takehold init URL` does, and say what was done; before the first hold."""
+        return run(self._backend.init(_rt, fence_from=None))
+
     def close(self) -> None:
         """Give back everything this object holds; later use is a `UsageError`."""
         if not self._caller.closed:

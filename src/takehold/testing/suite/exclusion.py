@@ -298,6 +298,14 @@ class TestFences:
     """A number that only grows per key."""
 
     @pytest.mark.covers("L-5")
+    def test_what_init_makes_is_made_once_and_holds_have_fences(self, face: Face) -> None:
+        a = face.worker()
+        assert a.do(lambda locks: locks.init())
+        assert a.do(lambda locks: locks.init())
+        with a.acquire("k") as hold:
+            assert hold.fence > 0
+
+    @pytest.mark.covers("L-5")
     def test_each_hold_of_a_key_has_a_greater_fence(self, face: Face) -> None:
         workers = face.workers(3)
         fences = []
