@@ -1,0 +1,156 @@
+"""The two colours of a worker: how it calls functions, hears from the ledger and waits. The run itself is written once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from takehold import UsageError
+from takehold.runtime import run
+
+__all__ = ["Block", "Colour", "Looping", "Threaded", "settled"]
+
+T = TypeVar("T")
+
+
+async def settled(value: Any) -> Any:
+    """The value itself, or what it becomes when awaited: blocking locks give the first, asyncio's the second."""
+    return await value if inspect.isawaitable(value) else value
+
+
+class Colour(Protocol):
+    """What a run awaits, beside locks."""
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What the function returns, without holding anybody else up."""
+
+    async def answer(self, future: Future[T]) -> T:
+        """What the ledger says."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    async def together(self, serve: Callable[[], Coroutine[Any, Any, None]], count: int, watch: Watch) -> None:
+        """So many at once, until all have ended, or until `watch`, which is called all the time, says to leave."""
+
+    def close(self) -> None:
+        """Let go of threads."""
+
+
+class Watch(Protocol):
+    """Looks after those who serve."""
+
+    def __call__(self) -> bool:
+        """True when they are to be left alone although they have not ended."""
+
+
+class Block:
+    """`with hold:` or `async with hold:`, whichever it is. On asyncio a loss cancels the body."""
+
+    def __init__(self, hold: Any) -> None:
+        self._hold = hold
+        self._asynchronous = hasattr(hold, "__aenter__")
+
+    async def __aenter__(self) -> Self:
+        if self._asynchronous:
+            await self._hold.__aenter__()
+        else:
+            self._hold.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._asynchronous:
+            await self._hold.__aexit__(kind, error, trace)
+        else:
+            self._hold.__exit__(kind, error, trace)
+
+
+class Threaded:
+    """Threads that block."""
+
+    every = 0.05
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """On the caller's own stack."""
+        value = function(*args)
+        if inspect.iscoroutine(value):
+            value.close()
+            raise UsageError(f"{function!r} is a coroutine function: use an AsyncWorker")
+        return value
+
+    async def answer(self, future: Future[T]) -> T:
+        """Block."""
+        return future.result()
+
+    async def sleep(self, seconds: float) -> None:
+        """Block."""
+        time.sleep(seconds)
+
+    async def together(self, serve: Callable[[], Coroutine[Any, Any, None]], count: int, watch: Watch) -> None:
+        """As daemon threads: nobody can stop a thread that is to be left."""
+        threads = [
+            threading.Thread(target=lambda: run(serve()), name=f"takehold-fragments-{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(self.every)
+                if watch():
+                    return
+
+    def close(self) -> None:
+        """There is nothing."""
+
+
+class Looping:
+    """Tasks on an event loop; plain functions run in threads of their own."""
+
+    every = 0.05
+
+    def __init__(self, concurrency: int) -> None:
+        # One more for reading the corpus, so that a reader never waits for the extractions it feeds.
+        self._threads = ThreadPoolExecutor(concurrency + 1, "takehold-fragments")
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Await a coroutine function, run any other in a thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        value = await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args))
+        return await value if inspect.isawaitable(value) else value
+
+    async def answer(self, future: Future[T]) -> T:
+        """Await."""
+        return await asyncio.wrap_future(future)
+
+    async def sleep(self, seconds: float) -> None:
+        """Await."""
+        await asyncio.sleep(seconds)
+
+    async def together(self, serve: Callable[[], Coroutine[Any, Any, None]], count: int, watch: Watch) -> None:
+        """As tasks, cancelled when they are to be left, and when we are."""
+        tasks = {asyncio.create_task(serve()) for _ in range(count)}
+        pending = tasks
+        try:
+            while pending:
+                _, pending = await asyncio.wait(pending, timeout=self.every)
+                if watch():
+                    return
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Their threads end when what they do has ended."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,131 @@
+"""The SQL of the ledger: every statement takes a whole batch, as one JSON text, and is the same text each time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import TextClause, text
+
+__all__ = ["Statements", "batch", "statements_for"]
+
+_COLUMNS: Final = {
+    "id": "bigint",
+    "identity": "text",
+    "corpus": "text",
+    "document": "text",
+    "fence": "bigint",
+    "hash": "text",
+    "status": "text",
+    "attempts": "int",
+    "error": "text",
+}
+_NOW: Final = {
+    "postgresql": "EXTRACT(epoch FROM clock_timestamp())::float8",
+    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
+}
+
+
+def batch(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The rows as the one parameter that all statements take."""
+    return json.dumps(list(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """For one database."""
+
+    find: TextClause
+    """What is known of these identities in a profile."""
+    stamp: TextClause
+    """Write fences, where there is no newer one; the ids of the rows."""
+    look: TextClause
+    """What is known of these rows in a profile."""
+    check: TextClause
+    """The fences of these rows, which nobody changes until our transaction ends."""
+    supersede: TextClause
+    """Forget what is known of these rows with another hash."""
+    record: TextClause
+    """What came of these; a run that is done stays."""
+    forget: TextClause
+    """What is known of these rows in a profile."""
+    drop: TextClause
+    """Rows of which nothing is known in any profile."""
+    known: TextClause
+    """All identities of a corpus that have a run in a profile."""
+    status: TextClause
+    """How many runs of each status, per corpus."""
+    failures: TextClause
+    """Those that failed, newest first."""
+    claimed: TextClause
+    """The newest claims."""
+    retry: TextClause
+    """Make what failed due again."""
+    force: TextClause
+    """Make what is done due again."""
+
+
+@cache
+def statements_for(dialect: str) -> Statements:
+    """Those of `postgresql` or `sqlite`."""
+    now = _NOW[dialect]
+    lock = " FOR UPDATE OF f" if dialect == "postgresql" else ""
+
+    def rows(*columns: str) -> str:
+        if dialect == "postgresql":
+            shape = ", ".join(f"{column} {_COLUMNS[column]}" for column in columns)
+            return f"jsonb_to_recordset(CAST(:batch AS jsonb)) AS b({shape})"
+        picked = ", ".join(f"json_extract(value, '$.{column}') AS {column}" for column in columns)
+        return f"(SELECT {picked} FROM json_each(:batch)) AS b"
+
+    ids = f"(SELECT b.id FROM {rows('id')})"
+    of_corpus = "SELECT id FROM takehold_fragments WHERE :corpus IN ('', corpus)"
+    made = {
+        "find": f"""SELECT f.identity, r.hash, r.status, r.attempts, r.error FROM {rows("identity")}
+            JOIN takehold_fragments f ON f.identity = b.identity
+            JOIN takehold_fragment_runs r ON r.fragment = f.id AND r.profile = :profile""",
+        # Sorted, so that two replicas that stamp the same rows do not wait for each other. WHERE true: SQLite would
+        # take ON for that of a join.
+        "stamp": f"""INSERT INTO takehold_fragments AS f (identity, corpus, document, fence, hash, owner, claimed)
+            SELECT b.identity, b.corpus, b.document, b.fence, b.hash, :owner, {now}
+            FROM {rows("identity", "corpus", "document", "fence", "hash")} WHERE true ORDER BY b.identity
+            ON CONFLICT (identity) DO UPDATE SET fence = excluded.fence, hash = excluded.hash,
+                owner = excluded.owner, claimed = excluded.claimed WHERE f.fence < excluded.fence
+            RETURNING id, identity""",
+        "look": f"""SELECT r.fragment, r.hash, r.status, r.attempts, r.error FROM {rows("id")}
+            JOIN takehold_fragment_runs r ON r.fragment = b.id AND r.profile = :profile""",
+        "check": f"SELECT f.id, f.fence FROM takehold_fragments f WHERE f.id IN {ids} ORDER BY f.id{lock}",
+        "supersede": f"""DELETE FROM takehold_fragment_runs WHERE profile = :profile AND fragment IN {ids}
+            AND hash <> (SELECT b.hash FROM {rows("id", "hash")} WHERE b.id = fragment)""",
+        "record": f"""INSERT INTO takehold_fragment_runs AS r
+                (fragment, profile, hash, status, attempts, error, owner, finished)
+            SELECT b.id, :profile, b.hash, b.status, b.attempts, b.error, :owner, {now}
+            FROM {rows("id", "hash", "status", "attempts", "error")} WHERE true
+            ON CONFLICT (fragment, profile, hash) DO UPDATE SET status = excluded.status, error = excluded.error,
+                attempts = excluded.attempts, owner = excluded.owner, finished = excluded.finished
+                WHERE r.status <> 'done'
+            RETURNING fragment""",
+        "forget": f"DELETE FROM takehold_fragment_runs WHERE profile = :profile AND fragment IN {ids}",
+        "drop": f"""DELETE FROM takehold_fragments WHERE id IN {ids}
+            AND NOT EXISTS (SELECT 1 FROM takehold_fragment_runs r WHERE r.fragment = takehold_fragments.id)""",
+        "known": """SELECT DISTINCT f.identity, f.document, f.hash FROM takehold_fragments f
+            JOIN takehold_fragment_runs r ON r.fragment = f.id AND r.profile = :profile WHERE f.corpus = :corpus""",
+        "status": """SELECT f.corpus, r.profile, r.status, count(*) FROM takehold_fragment_runs r
+            JOIN takehold_fragments f ON f.id = r.fragment
+            WHERE :profile IN ('', r.profile) AND :corpus IN ('', f.corpus)
+            GROUP BY f.corpus, r.profile, r.status ORDER BY 1, 2, 3""",
+        "failures": """SELECT f.identity, r.profile, r.attempts, r.error, r.owner, r.finished
+            FROM takehold_fragment_runs r JOIN takehold_fragments f ON f.id = r.fragment
+            WHERE r.status = 'failed' AND :profile IN ('', r.profile) AND :corpus IN ('', f.corpus)
+            ORDER BY r.finished DESC LIMIT :limit""",
+        "claimed": f"""SELECT f.identity, f.hash, f.fence, f.owner, f.claimed FROM {rows("identity")}
+            JOIN takehold_fragments f ON f.identity = b.identity""",
+        "retry": f"""UPDATE takehold_fragment_runs SET status = 'due', attempts = 0, error = NULL
+            WHERE status = 'failed' AND :profile IN ('', profile) AND fragment IN ({of_corpus})""",
+        "force": f"""UPDATE takehold_fragment_runs SET status = 'due', attempts = 0
+            WHERE status <> 'due' AND profile = :profile AND fragment IN ({of_corpus})""",
+    }
+    return Statements(**{name: text(sql) for name, sql in made.items()})

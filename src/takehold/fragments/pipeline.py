@@ -1,0 +1,54 @@
+"""What is done with a fragment: extract, validate, write; and how its results are removed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from sqlalchemy import Connection
+
+from takehold import UsageError
+from takehold.fragments.fragment import Fragment
+
+__all__ = ["Pipeline"]
+
+R = TypeVar("R")
+MOST_OF_A_PROFILE: Final = 200
+
+
+@dataclass(frozen=True)
+class Pipeline(Generic[R]):
+    """`extract -> validate -> write`, under the name of its profile.
+
+    The profile is part of what the ledger remembers: change it (`terms/2`) when results would be other ones, and everything
+    is extracted again. `write` and `remove` run in one transaction with the ledger's own row, and may run twice: they must do nothing
+    that a rollback does not undo. With an `AsyncWorker`, `extract` and `validate` may be coroutine functions.
+    """
+
+    profile: str
+    extract: Callable[[Fragment], R | Awaitable[R]]
+    write: Callable[[Connection, Fragment, R], object]
+    remove: Callable[[Connection, str], object]
+    """Delete the results of this identity: before new ones are written, and when the fragment is gone."""
+    validate: Callable[[Fragment, R], object] | None = None
+    """Raises what is wrong with a result: it is not written then, and the fragment has failed."""
+    prepare: Callable[[Connection], object] | None = None
+    """Make the tables of the results unless they are there; once per run, one replica at a time."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.profile, str) or not 0 < len(self.profile.encode()) <= MOST_OF_A_PROFILE:
+            raise UsageError(f"a profile is text of 1 to {MOST_OF_A_PROFILE} bytes, not {self.profile!r}")
+        for part in ("extract", "write", "remove"):
+            if not callable(getattr(self, part)):
+                raise UsageError(f"{part}= takes a function, not {getattr(self, part)!r}")
+        for part in ("write", "remove", "prepare"):
+            if inspect.iscoroutinefunction(getattr(self, part)):
+                raise UsageError(f"{part}= runs inside the ledger's transaction and is a plain function, not a coroutine")
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it needs an event loop."""
+        parts: tuple[Any, ...] = (self.extract, self.validate)
+        return any(inspect.iscoroutinefunction(part) for part in parts)
