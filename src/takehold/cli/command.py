@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "doctor": ("doctor", "check a backend and say what to do"),
     "init": ("init", "prepare a backend"),
     "bench": ("bench", "measure locks on this machine"),
+    "fragments": ("fragments", "process a corpus, each fragment once"),
 }
 """Its module, and one line about it."""
 
@@ -79,7 +80,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _top() -> Parser:
-    about = "\n".join(f"  takehold {name:<6} {what}" for name, (_, what) in COMMANDS.items())
+    about = "\n".join(f"  takehold {name:<9} {what}" for name, (_, what) in COMMANDS.items())
     top = Parser("", f"{takehold.__doc__}\n\n{about}\n\n`takehold COMMAND --help` has the options.", "")
     top.add_argument("--version", action="version", version=f"takehold {takehold.__version__}")
     return top

@@ -53,7 +53,7 @@ def parser(name: str) -> Parser:
         made.set_defaults(show=_ls)
     else:
         made = Parser(name, "Show who holds one key and who waits for it.", WHO_EXAMPLES)
-        made.add_argument("key", help="the key, exactly")
+        made.add_argument("key", help="the key, exactly; of an advisory number also '#NUMBER' or its label alone")
         made.set_defaults(show=_who)
     made.add_argument("--namespace", metavar="NS", help="only this namespace (default: all)")
     made.add_argument(
@@ -76,9 +76,15 @@ def records_of(locks: Locks, pattern: str = "*", namespace: str | None = None) -
 
 
 def records_on(locks: Locks, key: str, namespace: str | None = None) -> list[HoldRecord]:
-    """Who holds or awaits exactly this key, also those that cannot say its name."""
+    """Who holds or awaits exactly this key, also those that cannot say its name; a number also by its label."""
     records = named(locks, _seen(locks), key, namespace)
-    return [record for record in records if record.key == key and namespace in (None, record.namespace)]
+    return [record for record in records if _is(record.key, key) and namespace in (None, record.namespace)]
+
+
+def _is(shown: str, key: str) -> bool:
+    """Whether a key as it is shown is meant: `#42 prices` by all of it, by `#42`, or by `prices`."""
+    number, _, label = shown.partition(" ") if shown.startswith("#") else ("", "", "")
+    return key in (shown, number, label) if number else key == shown
 
 
 def _seen(locks: Locks, pattern: str = "*") -> list[HoldRecord]:

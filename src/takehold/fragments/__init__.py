@@ -11,6 +11,7 @@ except ImportError as error:
 from takehold.fragments.corpus import Corpus, Folder
 from takehold.fragments.counts import Counts, Failure
 from takehold.fragments.fragment import Fragment, content_hash, content_key
+from takehold.fragments.looking import Failed, InHand, Look, Tally
 from takehold.fragments.pipeline import Pipeline
 from takehold.fragments.splitting import SPLITTERS, json_lines, markdown, paragraphs, whole
 from takehold.fragments.worker import AsyncWorker, Worker
@@ -20,10 +21,14 @@ __all__ = [
     "AsyncWorker",
     "Corpus",
     "Counts",
+    "Failed",
     "Failure",
     "Folder",
     "Fragment",
+    "InHand",
+    "Look",
     "Pipeline",
+    "Tally",
     "Worker",
     "content_hash",
     "content_key",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -29,9 +29,10 @@ class Pipeline(Generic[R]):
 
     profile: str
     extract: Callable[[Fragment], R | Awaitable[R]]
-    write: Callable[[Connection, Fragment, R], object]
-    remove: Callable[[Connection, str], object]
-    """Delete the results of this identity: before new ones are written, and when the fragment is gone."""
+    write: Callable[[Connection, Sequence[tuple[Fragment, R]]], object]
+    """Insert the results of these fragments: several that are finished at the same time are written together."""
+    remove: Callable[[Connection, Sequence[str]], object]
+    """Delete the results of these identities: before new ones are written, and when the fragments are gone."""
     validate: Callable[[Fragment, R], object] | None = None
     """Raises what is wrong with a result: it is not written then, and the fragment has failed."""
     prepare: Callable[[Connection], object] | None = None

@@ -17,6 +17,7 @@ from takehold import Conflict
 from takehold.fragments.fragment import Fragment
 from takehold.fragments.ledger.claim import DONE, FAILED, Claim, Past
 from takehold.fragments.ledger.lane import Job, Lane
+from takehold.fragments.ledger.link import Link
 from takehold.fragments.ledger.place import Place
 from takehold.fragments.ledger.schema import check_format, make_tables, tables_are_there
 from takehold.fragments.ledger.statements import batch, statements_for
@@ -66,18 +67,21 @@ class Ledger:
 
     def find(self, identities: Iterable[str]) -> dict[str, dict[str, Past]]:
         """What is known of each of these, by hash."""
-        given = batch({"identity": identity} for identity in identities)
-        return self._call(lambda connection: self._find(connection, given))
+        facts = {"batch": batch({"identity": identity} for identity in identities), "profile": self._pipeline.profile}
+        found: dict[str, dict[str, Past]] = defaultdict(dict)
+        for identity, digest, *past in self._call(lambda connection: Link(connection).send(self._sql.find, facts)):
+            found[identity][digest] = Past(*past)
+        return found
 
     def known(self, corpus: str) -> list[tuple[str, str, str]]:
         """Identity, document and newest hash of all that has a run in this corpus."""
         facts = {"corpus": corpus, "profile": self._pipeline.profile}
-        return self._call(lambda connection: [tuple(row) for row in connection.execute(self._sql.known, facts)])
+        return self._call(lambda connection: Link(connection).send(self._sql.known, facts))
 
     def force(self, corpus: str) -> int:
         """Make all of this corpus due again; how much that is."""
         facts = {"corpus": corpus, "profile": self._pipeline.profile}
-        return self._call(lambda connection: int(connection.execute(self._sql.force, facts).rowcount))
+        return self._call(lambda connection: Link(connection).change(self._sql.force, facts))
 
     def prepare(self) -> None:
         """Make the tables, ours and those of the results; the caller holds a lock."""
@@ -137,25 +141,19 @@ class Ledger:
             for one in claims
         ]
         with self._stamping.begin() as connection:
-            facts = {"batch": batch(rows), "owner": self._owner}
-            stamped = {identity: row for row, identity in connection.execute(self._sql.stamp, facts)}
-            look = {"batch": batch({"id": row} for row in stamped.values()), "profile": profile}
+            statement = Link(connection)
+            answer = statement.send(self._sql.stamp, {"batch": batch(rows), "owner": self._owner})
+            stamped = {identity: row for row, identity, _ in answer}
             found: dict[int, dict[str, Past]] = defaultdict(dict)
-            for row, digest, *past in connection.execute(self._sql.look, look):
-                found[row][digest] = Past(*past)
+            # A row that was not there has no runs, and nobody to wait for.
+            if before := [{"id": row} for row, _, there in answer if there]:
+                for row, digest, *past in statement.send(self._sql.look, {"batch": batch(before), "profile": profile}):
+                    found[row][digest] = Past(*past)
         for claim in claims:
             claim.row = stamped.get(claim.identity, 0)
             claim.past = found.get(claim.row, {})
         for job in jobs:
             job.answer(job.what.row != 0)
-
-    def _find(self, connection: Connection, given: str) -> dict[str, dict[str, Past]]:
-        found: dict[str, dict[str, Past]] = defaultdict(dict)
-        for identity, digest, *past in connection.execute(
-            self._sql.find, {"batch": given, "profile": self._pipeline.profile}
-        ):
-            found[identity][digest] = Past(*past)
-        return found
 
     def _together(self, do: Callable[[Sequence[Any]], None], jobs: Sequence[Job]) -> None:
         """All in one transaction; if that fails, each in its own, so that one that is wrong fails alone."""
@@ -173,44 +171,32 @@ class Ledger:
             _alone(do, job, unsure=unsure)
 
     def _write_all(self, writes: Sequence[_Write]) -> None:
-        claims = [one.claim for one in writes]
         pipeline = self._pipeline
+        # In one order everywhere: results of two fragments may share rows.
+        writes = sorted(writes, key=lambda one: one.claim.identity)
+        old = [one.claim.identity for one in writes if one.claim.past]
+        new = [(one.fragment, one.result) for one in writes if one.fragment is not None]
         with self._writing.begin() as connection:
-            # In one order everywhere: results of two fragments may share rows.
-            for one in sorted(writes, key=lambda one: one.claim.identity):
-                if one.claim.past:
-                    pipeline.remove(connection, one.claim.identity)
-                if one.fragment is not None:
-                    pipeline.write(connection, one.fragment, one.result)
-            self._check(connection, claims)
-            stay = [one.claim for one in writes if one.fragment is not None]
-            if stay:
-                self._record(connection, [(claim, DONE, None) for claim in stay])
-            gone = batch({"id": one.claim.row} for one in writes if one.fragment is None)
-            if len(stay) < len(writes):
-                connection.execute(self._sql.forget, {"batch": gone, "profile": pipeline.profile})
-                connection.execute(self._sql.drop, {"batch": gone})
+            if old:
+                pipeline.remove(connection, old)
+            if new:
+                pipeline.write(connection, new)
+            statement = Link(connection)
+            if len(new) < len(writes):
+                self._forget(statement, [one.claim for one in writes if one.fragment is None])
+            if new:
+                self._record(statement, [(one.claim, DONE, None) for one in writes if one.fragment is not None])
 
     def _fail_all(self, failures: Sequence[tuple[Claim, str]]) -> None:
         with self._writing.begin() as connection:
-            self._check(connection, [claim for claim, _ in failures])
-            self._record(connection, [(claim, FAILED, error) for claim, error in failures])
+            self._record(Link(connection), [(claim, FAILED, error) for claim, error in failures])
 
-    def _check(self, connection: Connection, claims: Sequence[Claim]) -> None:
-        """Nobody has claimed these since we did, and nobody can until we have committed."""
-        rows = connection.execute(self._sql.check, {"batch": batch({"id": claim.row} for claim in claims)})
-        fences: Mapping[int, int] = {row: fence for row, fence in rows}
-        for claim in claims:
-            claim.check()
-            fence = fences.get(claim.row)
-            if fence != claim.fence:
-                newer = "its row is gone" if fence is None else f"a claim with fence {fence} came after ours, {claim.fence}"
-                raise claim.lost(newer)
-
-    def _record(self, connection: Connection, runs: Sequence[tuple[Claim, str, str | None]]) -> None:
+    def _record(self, statement: Link, runs: Sequence[tuple[Claim, str, str | None]]) -> None:
+        """Check the fences and write the ledger's rows, in one statement: last, so that nothing comes in between."""
         rows = batch(
             {
                 "id": claim.row,
+                "fence": claim.fence,
                 "hash": claim.hash,
                 "status": status,
                 "attempts": claim.attempts + 1,
@@ -220,10 +206,31 @@ class Ledger:
         )
         facts = {"batch": rows, "profile": self._pipeline.profile}
         if any(status == DONE and set(claim.past) - {claim.hash} for claim, status, _ in runs):
-            connection.execute(self._sql.supersede, facts)
-        recorded = connection.execute(self._sql.record, {**facts, "owner": self._owner}).all()
+            statement.send(self._sql.supersede, facts)
+        recorded = statement.send(self._sql.record, {**facts, "owner": self._owner})
+        claims = [claim for claim, _, _ in runs]
         if len(recorded) < len(runs):
+            self._check(statement, claims)
             raise Conflict("a fragment of this batch is done already, with the same content and profile")
+        for claim in claims:
+            claim.check()
+
+    def _forget(self, statement: Link, claims: Sequence[Claim]) -> None:
+        self._check(statement, claims)
+        rows = batch({"id": claim.row} for claim in claims)
+        statement.send(self._sql.forget, {"batch": rows, "profile": self._pipeline.profile})
+        statement.send(self._sql.drop, {"batch": rows})
+
+    def _check(self, statement: Link, claims: Sequence[Claim]) -> None:
+        """Nobody has claimed these since we did, and nobody can until we have committed."""
+        rows = statement.send(self._sql.lock, {"batch": batch({"id": claim.row} for claim in claims)})
+        fences: Mapping[int, int] = dict(rows)
+        for claim in claims:
+            claim.check()
+            fence = fences.get(claim.row)
+            if fence != claim.fence:
+                newer = "its row is gone" if fence is None else f"a claim with fence {fence} came after ours, {claim.fence}"
+                raise claim.lost(newer)
 
 
 def _one_call(engine: Engine, job: Job) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
-
-from sqlalchemy import TextClause, text
 
 __all__ = ["Statements", "batch", "statements_for"]
 
@@ -36,36 +35,36 @@ def batch(rows: Iterable[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """For one database."""
+    """For one database, in the words of its driver."""
 
-    find: TextClause
+    find: str
     """What is known of these identities in a profile."""
-    stamp: TextClause
-    """Write fences, where there is no newer one; the ids of the rows."""
-    look: TextClause
+    stamp: str
+    """Write fences, where there is no newer one; the ids of the rows, and whether they were there."""
+    look: str
     """What is known of these rows in a profile."""
-    check: TextClause
+    lock: str
     """The fences of these rows, which nobody changes until our transaction ends."""
-    supersede: TextClause
+    supersede: str
     """Forget what is known of these rows with another hash."""
-    record: TextClause
-    """What came of these; a run that is done stays."""
-    forget: TextClause
+    record: str
+    """What came of these, if they still have our fences; a run that is done stays. The rows of which that is so."""
+    forget: str
     """What is known of these rows in a profile."""
-    drop: TextClause
+    drop: str
     """Rows of which nothing is known in any profile."""
-    known: TextClause
+    known: str
     """All identities of a corpus that have a run in a profile."""
-    status: TextClause
+    status: str
     """How many runs of each status, per corpus."""
-    failures: TextClause
+    failures: str
     """Those that failed, newest first."""
-    claimed: TextClause
-    """The newest claims."""
-    retry: TextClause
+    named: str
+    """Identities by the hash of their newest claim."""
+    retry: str
     """Make what failed due again."""
-    force: TextClause
-    """Make what is done due again."""
+    force: str
+    """Make everything due again."""
 
 
 @cache
@@ -83,6 +82,14 @@ def statements_for(dialect: str) -> Statements:
 
     ids = f"(SELECT b.id FROM {rows('id')})"
     of_corpus = "SELECT id FROM takehold_fragments WHERE :corpus IN ('', corpus)"
+    given = rows("id", "fence", "hash", "status", "attempts", "error")
+    # Locked, and compared with what is there when the lock is granted: a newer claim waits, or we are told of it.
+    own = f"""SELECT f.id, b.hash, b.status, b.attempts, b.error FROM {given}
+            JOIN takehold_fragments f ON f.id = b.id AND f.fence = b.fence ORDER BY f.id"""
+    if dialect == "postgresql":
+        own = f"""WITH own AS MATERIALIZED ({own} FOR UPDATE OF f)"""
+    else:
+        own = f"""WITH own AS ({own})"""
     made = {
         "find": f"""SELECT f.identity, r.hash, r.status, r.attempts, r.error FROM {rows("identity")}
             JOIN takehold_fragments f ON f.identity = b.identity
@@ -94,16 +101,17 @@ def statements_for(dialect: str) -> Statements:
             FROM {rows("identity", "corpus", "document", "fence", "hash")} WHERE true ORDER BY b.identity
             ON CONFLICT (identity) DO UPDATE SET fence = excluded.fence, hash = excluded.hash,
                 owner = excluded.owner, claimed = excluded.claimed WHERE f.fence < excluded.fence
-            RETURNING id, identity""",
+            RETURNING id, identity, {"xmax <> 0" if dialect == "postgresql" else "true"}""",
         "look": f"""SELECT r.fragment, r.hash, r.status, r.attempts, r.error FROM {rows("id")}
             JOIN takehold_fragment_runs r ON r.fragment = b.id AND r.profile = :profile""",
-        "check": f"SELECT f.id, f.fence FROM takehold_fragments f WHERE f.id IN {ids} ORDER BY f.id{lock}",
+        "lock": f"""SELECT f.id, f.fence FROM takehold_fragments f WHERE f.id IN {ids} ORDER BY f.id
+            {"FOR UPDATE OF f" if dialect == "postgresql" else ""}""",
         "supersede": f"""DELETE FROM takehold_fragment_runs WHERE profile = :profile AND fragment IN {ids}
             AND hash <> (SELECT b.hash FROM {rows("id", "hash")} WHERE b.id = fragment)""",
-        "record": f"""INSERT INTO takehold_fragment_runs AS r
+        "record": f"""{own}
+            INSERT INTO takehold_fragment_runs AS r
                 (fragment, profile, hash, status, attempts, error, owner, finished)
-            SELECT b.id, :profile, b.hash, b.status, b.attempts, b.error, :owner, {now}
-            FROM {rows("id", "hash", "status", "attempts", "error")} WHERE true
+            SELECT id, :profile, hash, status, attempts, error, :owner, {now} FROM own WHERE true
             ON CONFLICT (fragment, profile, hash) DO UPDATE SET status = excluded.status, error = excluded.error,
                 attempts = excluded.attempts, owner = excluded.owner, finished = excluded.finished
                 WHERE r.status <> 'done'
@@ -120,12 +128,19 @@ def statements_for(dialect: str) -> Statements:
         "failures": """SELECT f.identity, r.profile, r.attempts, r.error, r.owner, r.finished
             FROM takehold_fragment_runs r JOIN takehold_fragments f ON f.id = r.fragment
             WHERE r.status = 'failed' AND :profile IN ('', r.profile) AND :corpus IN ('', f.corpus)
-            ORDER BY r.finished DESC LIMIT :limit""",
-        "claimed": f"""SELECT f.identity, f.hash, f.fence, f.owner, f.claimed FROM {rows("identity")}
-            JOIN takehold_fragments f ON f.identity = b.identity""",
+            ORDER BY r.finished DESC LIMIT 100""",
+        "named": f"""SELECT f.identity, f.hash FROM {rows("hash")}
+            JOIN takehold_fragments f ON f.hash >= b.hash AND f.hash < b.hash || 'g'""",
         "retry": f"""UPDATE takehold_fragment_runs SET status = 'due', attempts = 0, error = NULL
             WHERE status = 'failed' AND :profile IN ('', profile) AND fragment IN ({of_corpus})""",
         "force": f"""UPDATE takehold_fragment_runs SET status = 'due', attempts = 0
             WHERE status <> 'due' AND profile = :profile AND fragment IN ({of_corpus})""",
     }
-    return Statements(**{name: text(sql) for name, sql in made.items()})
+    return Statements(**{name: _in_words_of(dialect, sql) for name, sql in made.items()})
+
+
+def _in_words_of(dialect: str, sql: str) -> str:
+    """Names as `:name`; psycopg writes them as `%(name)s`, and needs the type of a text that stands alone."""
+    if dialect == "sqlite":
+        return sql
+    return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s::text", sql.replace("%", "%%"))

@@ -19,11 +19,10 @@ def is_trouble(error: BaseException) -> bool:
     """Whether the same may go well later, as it is."""
     if isinstance(error, DisconnectionError | InterfaceError | PoolTimeout):
         return True
-    if not isinstance(error, DBAPIError):
-        return False
-    if error.connection_invalidated:
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    driver: Any = error.orig
+    # Our own statements raise the driver's errors as they are.
+    driver: Any = error.orig if isinstance(error, DBAPIError) else error
     state = getattr(driver, "sqlstate", None)
     if state is not None:
         return state in STATES or state.startswith("08")
