@@ -147,12 +147,17 @@ async def ask_alone(desk: Desk, seat: Seat, session: Session, deadline: Deadline
         raise
 
 
-async def ask_together(desk: Desk, seats: list[Seat], session: Session, deadline: Deadline | None, rt: Runtime) -> int:
-    """Several keys that nobody here has: one question, no queue. How many were granted, from the front."""
+async def ask_together(
+    desk: Desk, seats: list[Seat], session: Session, deadline: Deadline | None, rt: Runtime
+) -> int | None:
+    """Several keys that nobody here has: one question, no queue. How many were granted, from the front.
+
+    None when that is not so, and nothing was asked.
+    """
     register = desk._register
     with desk._mutex:
         if register.session is not session or not register.ask_all(seats, session):
-            return 0
+            return None
     return await _answered(desk, seats, Ask(tuple([seat.want for seat in seats]), _until(deadline, rt)), rt, None)
 
 

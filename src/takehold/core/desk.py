@@ -148,7 +148,7 @@ class Desk:
                         await self._wait_for(seats[0], deadline, rt)
                     return
             elif taken == 0 and not self.at_once:
-                taken = await ask_together(self, seats, session, deadline, rt)
+                taken = await ask_together(self, seats, session, deadline, rt) or 0
             while taken < len(seats):
                 taken += await self._obtain(seats[taken:], deadline, rt)
             if reason := next((seat.lost for seat in seats if seat.lost is not None), None):
@@ -193,7 +193,7 @@ class Desk:
         if len(seats) == 1:
             if (answer := await ask_alone(self, seat, session, None, rt)) is not None:
                 return int(answer)
-        elif granted := await ask_together(self, seats, session, None, rt):
+        elif (granted := await ask_together(self, seats, session, None, rt)) is not None:
             return granted
         try:
             self._line_up(seat, rt)
