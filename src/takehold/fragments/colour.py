@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from takehold import UsageError
 from takehold.runtime import run
@@ -18,6 +18,7 @@ from takehold.runtime import run
 __all__ = ["Block", "Colour", "Looping", "Threaded", "settled"]
 
 T = TypeVar("T")
+PATIENCE: Final = 60.0
 
 
 async def settled(value: Any) -> Any:
@@ -130,8 +131,15 @@ class Looping:
         return await value if inspect.isawaitable(value) else value
 
     async def answer(self, future: Future[T]) -> T:
-        """Await."""
-        return await asyncio.wrap_future(future)
+        """Await; who is cancelled waits for the end of what the ledger has begun, so as not to offer it twice."""
+        answer = asyncio.wrap_future(future)
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            await asyncio.wait({answer}, timeout=PATIENCE)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # heard, though nobody is left to be told
+            raise
 
     async def sleep(self, seconds: float) -> None:
         """Await."""

@@ -245,7 +245,7 @@ class Run:
             self.counts.drained = self.stopping
         for name in new:
             seconds = self._limits.stuck_after
-            log.warning("%s is held here for over %g s: stuck?", name, seconds, extra={"event": "fragments.stuck"})
+            log.warning("%s is held here for over %g s: stuck?", name, seconds, extra={"event": "fragments.stuck", "key": name})
         return self.counts
 
 
