@@ -31,6 +31,7 @@ QUESTIONS: Final = (
     "postgres_waiters",
     "rows_bulk",
     "rows_report",
+    "fragments",
     "clean_text",
 )
 HERE: Final = Path(__file__).parent

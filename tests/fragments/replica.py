@@ -15,6 +15,8 @@ from tests.fragments.site import Diary, Recorder
 def main(url: str, folder: str, diary: str, face: str, options: str) -> None:
     given = json.loads(options)
     recorder = Recorder(Diary(Path(diary)), wait=given.pop("wait", 0.0))
+    if pause := given.pop("write_wait", 0.0):
+        recorder.writing = lambda _: time.sleep(pause)
     if face == "hanging":
         recorder.writing = lambda identities: (recorder.diary.note("written", identities[0]), time.sleep(60))
     said = False

@@ -199,7 +199,15 @@ class Site:
 
     def replica(self, face: str = "threads", **options: Any) -> subprocess.Popen[str]:
         """Another process; it says `working` when it has begun, and its counts as JSON at the end."""
-        command = [sys.executable, "-m", "tests.fragments.replica", self.url, str(self.folder), str(self.diary.path), face]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fragments.replica",
+            self.url,
+            str(self.folder),
+            str(self.diary.path),
+            face,
+        ]
         process = subprocess.Popen(
             [*command, json.dumps(options)],
             cwd=ROOT,

@@ -44,7 +44,9 @@ def test_the_number_reaches_postgres_unhashed_beside_the_identity(server_site: S
     with takehold.Locks(server_site.url) as locks:
         hold = locks.lock(*locks_of(fragment.identity, fragment.hash)).try_acquire()
         assert hold is not None
-        seen = "SELECT pid, (classid::bigint << 32) | objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        seen = (
+            "SELECT pid, (classid::bigint << 32) | objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        )
         rows = server_site.query(seen)
         assert len({pid for pid, _ in rows}) == 1
         assert len(rows) == 2

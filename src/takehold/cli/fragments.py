@@ -49,16 +49,22 @@ class _Sub(Parser):
 
 def parser(name: str) -> Parser:
     """The options."""
-    made = Parser("", "Process the fragments of a corpus, each once, with any number of replicas.", EXAMPLES, codes=CODES)
+    made = Parser(
+        "", "Process the fragments of a corpus, each once, with any number of replicas.", EXAMPLES, codes=CODES
+    )
     made.prog = f"takehold {name}"
     which = made.add_subparsers(dest="what", required=True, metavar="run|status|retry", parser_class=_Sub)
 
     run = which.add_parser("run", purpose="Extract, validate and write what is new, changed or due.")
-    run.add_argument("pipeline", metavar="PIPELINE", help="module:name or file.py:name of a takehold.fragments.Pipeline")
+    run.add_argument(
+        "pipeline", metavar="PIPELINE", help="module:name or file.py:name of a takehold.fragments.Pipeline"
+    )
     run.add_argument("corpus", metavar="CORPUS", help="a directory, or module:name of a corpus of your own")
     run.add_argument("--name", help="of the corpus, the same on every replica (default: that of the directory)")
     run.add_argument("--concurrency", type=int, default=4, metavar="N", help="fragments at the same time (default 4)")
-    run.add_argument("--attempts", type=int, default=3, metavar="N", help="tries until a fragment has failed (default 3)")
+    run.add_argument(
+        "--attempts", type=int, default=3, metavar="N", help="tries until a fragment has failed (default 3)"
+    )
     run.add_argument("--force", action="store_true", help="make everything due again first; for one replica")
     run.add_argument("--label", metavar="L", help="a name for this replica")
     run.add_argument(

@@ -38,11 +38,24 @@ class Colour(Protocol):
     async def sleep(self, seconds: float) -> None:
         """Wait."""
 
-    async def together(self, serve: Callable[[], Coroutine[Any, Any, None]], count: int, watch: Watch) -> None:
+    async def enter(self) -> None:
+        """Wait for a place among those who extract."""
+
+    def leave(self) -> None:
+        """Make room for the next."""
+
+    async def together(self, serve: Serve, count: int, watch: Watch) -> None:
         """So many at once, until all have ended, or until `watch`, which is called all the time, says to leave."""
 
     def close(self) -> None:
         """Let go of threads."""
+
+
+class Serve(Protocol):
+    """One who serves."""
+
+    def __call__(self, number: int) -> Coroutine[Any, Any, None]:
+        """Serve to the end."""
 
 
 class Watch(Protocol):
@@ -80,6 +93,17 @@ class Threaded:
 
     every = 0.05
 
+    def __init__(self, concurrency: int) -> None:
+        self._places = threading.Semaphore(concurrency)
+
+    async def enter(self) -> None:
+        """Block."""
+        self._places.acquire()
+
+    def leave(self) -> None:
+        """Wake one."""
+        self._places.release()
+
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """On the caller's own stack."""
         value = function(*args)
@@ -96,10 +120,10 @@ class Threaded:
         """Block."""
         time.sleep(seconds)
 
-    async def together(self, serve: Callable[[], Coroutine[Any, Any, None]], count: int, watch: Watch) -> None:
+    async def together(self, serve: Serve, count: int, watch: Watch) -> None:
         """As daemon threads: nobody can stop a thread that is to be left."""
         threads = [
-            threading.Thread(target=lambda: run(serve()), name=f"takehold-fragments-{number}", daemon=True)
+            threading.Thread(target=_serve, args=(serve, number), name=f"takehold-fragments-{number}", daemon=True)
             for number in range(count)
         ]
         for thread in threads:
@@ -114,6 +138,10 @@ class Threaded:
         """There is nothing."""
 
 
+def _serve(serve: Serve, number: int) -> None:
+    run(serve(number))
+
+
 class Looping:
     """Tasks on an event loop; plain functions run in threads of their own."""
 
@@ -122,6 +150,15 @@ class Looping:
     def __init__(self, concurrency: int) -> None:
         # One more for reading the corpus, so that a reader never waits for the extractions it feeds.
         self._threads = ThreadPoolExecutor(concurrency + 1, "takehold-fragments")
+        self._places = asyncio.Semaphore(concurrency)
+
+    async def enter(self) -> None:
+        """Await."""
+        await self._places.acquire()
+
+    def leave(self) -> None:
+        """Wake one."""
+        self._places.release()
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Await a coroutine function, run any other in a thread."""
@@ -145,9 +182,9 @@ class Looping:
         """Await."""
         await asyncio.sleep(seconds)
 
-    async def together(self, serve: Callable[[], Coroutine[Any, Any, None]], count: int, watch: Watch) -> None:
+    async def together(self, serve: Serve, count: int, watch: Watch) -> None:
         """As tasks, cancelled when they are to be left, and when we are."""
-        tasks = {asyncio.create_task(serve()) for _ in range(count)}
+        tasks = {asyncio.create_task(serve(number)) for number in range(count)}
         pending = tasks
         try:
             while pending:

@@ -46,7 +46,9 @@ class Pipeline(Generic[R]):
                 raise UsageError(f"{part}= takes a function, not {getattr(self, part)!r}")
         for part in ("write", "remove", "prepare"):
             if inspect.iscoroutinefunction(getattr(self, part)):
-                raise UsageError(f"{part}= runs inside the ledger's transaction and is a plain function, not a coroutine")
+                raise UsageError(
+                    f"{part}= runs inside the ledger's transaction and is a plain function, not a coroutine"
+                )
 
     @property
     def asynchronous(self) -> bool:

@@ -4,6 +4,7 @@ both faces, as coroutines that await only their colour and the locks."""
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from takehold.fragments.backlog import Backlog, Work
 from takehold.fragments.colour import Block, Colour, settled
 from takehold.fragments.corpus import Corpus
 from takehold.fragments.counts import Counts, Failure
-from takehold.fragments.fragment import locks_of
+from takehold.fragments.fragment import Fragment, locks_of
 from takehold.fragments.ledger import Claim, Ledger
 from takehold.fragments.ledger.trouble import is_trouble
 from takehold.fragments.pipeline import Pipeline
@@ -30,12 +31,18 @@ AFTER_TROUBLE: Final = 0.5
 MOST_TROUBLE: Final = 30.0
 """Seconds without any success after which what the locks or the ledger complain of ends the run."""
 REFUSALS: Final = 3
+QUICK: Final = 0.05
+"""Seconds of an extraction below which further fragments are claimed while all places are taken, and written in larger
+groups. Above, a claim that waits for its extraction would only keep the fragment from an idle replica."""
+AHEAD: Final = 3
+SLACK: Final = 0.1
 
 
 class Limits:
     """How often, how long."""
 
-    def __init__(self, attempts: int, patience: float, stuck_after: float) -> None:
+    def __init__(self, concurrency: int, attempts: int, patience: float, stuck_after: float) -> None:
+        self.concurrency = concurrency
         self.attempts = attempts
         self.patience = patience
         self.stuck_after = stuck_after
@@ -59,27 +66,35 @@ class Run:
         self._working: dict[str, float] = {}
         self._flagged: set[str] = set()
         self._trouble: float | None = None
+        self._pace = math.inf
+        self._over = False
+        self.servers = limits.concurrency * AHEAD
         self._began = time.monotonic()
         self.stopping = False
         self.error: BaseException | None = None
 
     # -- what a replica does -----------------------------------------------------------------------------------
 
-    async def serve(self) -> None:
+    async def serve(self, number: int) -> None:
         """One fragment after the other, until there is none, or until we are to stop."""
         try:
-            while (work := await self._next()) is not None:
+            while (work := await self._next(number >= self._limits.concurrency)) is not None:
                 await self._handle(work)
         except Exception as error:  # noqa: BLE001 - `Worker.run` raises it when the others have stopped
             self.error = self.error or error
             self.stopping = True
 
-    async def _next(self) -> Work | None:
-        while not self.stopping:
+    async def _next(self, ahead: bool) -> Work | None:
+        while not self.stopping and not self._over:
+            if ahead and self._pace > QUICK:
+                await self._colour.sleep(SLACK)
+                continue
             step = self._backlog.step(time.monotonic())
-            if step is None or isinstance(step, Work):
+            if step is None:
+                self._over = True
+            elif isinstance(step, Work):
                 return step
-            if step == "read":
+            elif step == "read":
                 await self._colour.call(self._read)
             elif step == "sift":
                 await self._colour.call(self._sift)
@@ -174,20 +189,37 @@ class Run:
         if past is not None and past.failed(self._limits.attempts):
             error = Failure(work.identity, past.error or "", past.attempts)
             return lambda: self._given_up(error)
+        await self._colour.enter()
         try:
-            self._add("extracted")
-            result = await self._colour.call(self._pipeline.extract, fragment)
-            if self._pipeline.validate is not None:
-                await self._colour.call(self._pipeline.validate, fragment, result)
+            if self.stopping:
+                return lambda: self._backlog.again(work, time.monotonic(), 0.0)
+            result = await self._extracted(fragment)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded
+            claim.check()
+            return await self._failed(work, claim, error)
+        finally:
+            self._colour.leave()
+        try:
             claim.check()
             await self._colour.answer(self._ledger.write(claim, fragment, result))
         except HoldLost:
             raise
         except Exception as error:
-            if is_trouble(error) or claim.reason is not None:
+            claim.check()
+            if is_trouble(error):
                 raise
             return await self._failed(work, claim, error)
         return lambda: self._settled("done")
+
+    async def _extracted(self, fragment: Fragment) -> Any:
+        self._add("extracted")
+        began = time.monotonic()
+        result = await self._colour.call(self._pipeline.extract, fragment)
+        if self._pipeline.validate is not None:
+            await self._colour.call(self._pipeline.validate, fragment, result)
+        took = time.monotonic() - began
+        self._pace = took if self._pace == math.inf else 0.9 * self._pace + 0.1 * took
+        return result
 
     async def _failed(self, work: Work, claim: Claim, error: Exception) -> Callable[[], None]:
         await self._colour.answer(self._ledger.fail(claim, error))
@@ -245,7 +277,9 @@ class Run:
             self.counts.drained = self.stopping
         for name in new:
             seconds = self._limits.stuck_after
-            log.warning("%s is held here for over %g s: stuck?", name, seconds, extra={"event": "fragments.stuck", "key": name})
+            log.warning(
+                "%s is held here for over %g s: stuck?", name, seconds, extra={"event": "fragments.stuck", "key": name}
+            )
         return self.counts
 
 

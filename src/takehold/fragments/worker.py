@@ -36,7 +36,7 @@ class _Worker:
     """`sqlite:///FILE` or `postgresql://...`: locks and ledger, and the results too."""
     _: KW_ONLY
     concurrency: int = 4
-    """Fragments at the same time."""
+    """Extractions at the same time."""
     attempts: int = 3
     """How often a fragment is tried, by all replicas and runs together, before it has failed."""
     patience: float = 300.0
@@ -79,7 +79,7 @@ class _Worker:
         left = False
         try:
             await self._prepare(locks, ledger, colour)
-            limits = Limits(self.attempts, self.patience, self.stuck_after)
+            limits = Limits(self.concurrency, self.attempts, self.patience, self.stuck_after)
 
             def made() -> Run:
                 return Run(self.pipeline, self.corpus, ledger, locks, colour, limits)
@@ -99,7 +99,7 @@ class _Worker:
                 left = self._stop_by is not None and now > self._stop_by
                 return left
 
-            await colour.together(here.serve, self.concurrency, watch)
+            await colour.together(here.serve, here.servers, watch)
             counts = here.look()
             if here.error is not None:
                 raise here.error
@@ -142,7 +142,9 @@ class Worker(_Worker):
 
     def run(self, progress: Progress | None = None) -> Counts:
         """Work until everything is done, by us or by others; what came of it. `progress` is called now and then."""
-        return run(self._go(Locks(self._place.locks, label=self.label or "fragments"), Threaded(), progress))
+        return run(
+            self._go(Locks(self._place.locks, label=self.label or "fragments"), Threaded(self.concurrency), progress)
+        )
 
 
 class AsyncWorker(_Worker):

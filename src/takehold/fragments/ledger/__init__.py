@@ -137,7 +137,13 @@ class Ledger:
         claims: list[Claim] = list(newest.values())
         profile = self._pipeline.profile
         rows = [
-            {"identity": one.identity, "corpus": one.corpus, "document": one.document, "fence": one.fence, "hash": one.hash}
+            {
+                "identity": one.identity,
+                "corpus": one.corpus,
+                "document": one.document,
+                "fence": one.fence,
+                "hash": one.hash,
+            }
             for one in claims
         ]
         with self._stamping.begin() as connection:
@@ -229,7 +235,9 @@ class Ledger:
             claim.check()
             fence = fences.get(claim.row)
             if fence != claim.fence:
-                newer = "its row is gone" if fence is None else f"a claim with fence {fence} came after ours, {claim.fence}"
+                newer = (
+                    "its row is gone" if fence is None else f"a claim with fence {fence} came after ours, {claim.fence}"
+                )
                 raise claim.lost(newer)
 
 

@@ -18,9 +18,7 @@ OF_THE_LOCKS: Final = frozenset(("pooler", "max_held", "connect", "reply", "sile
 """Options of a lock URL that a database driver does not know."""
 BUSY_AFTER: Final = 60_000
 """Milliseconds that a statement waits for the writer of a SQLite file."""
-ACCEPTED: Final = (
-    "fragments need a database for their ledger: sqlite:///FILE, postgresql://USER@HOST/DATABASE, or lease+ before one of them"
-)
+ACCEPTED: Final = "fragments need a database for their ledger: sqlite:///FILE, postgresql://USER@HOST/DATABASE, or lease+ before one of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,9 @@ def place_of(url: object) -> Place:
 def _libpq(rest: str) -> str:
     """The URL without the options of the locks."""
     parts = urlsplit("postgresql:" + rest)
-    query = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in OF_THE_LOCKS]
+    query = [
+        (name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in OF_THE_LOCKS
+    ]
     # By hand: `urlunsplit` drops the slashes of an empty host, and libpq takes no plus for a space.
     more = "?" + urlencode(query, safe="/", quote_via=quote) if query else ""
     return f"postgresql://{parts.netloc}{parts.path}{more}"
@@ -95,12 +95,19 @@ def _postgres(target: str, *, pooled: bool) -> Engine:
 
 
 def _sqlite(path: str) -> Engine:
-    engine = create_engine(f"sqlite:///{path}", pool_size=1, max_overflow=0, connect_args={"timeout": BUSY_AFTER / 1000})
+    engine = create_engine(
+        f"sqlite:///{path}", pool_size=1, max_overflow=0, connect_args={"timeout": BUSY_AFTER / 1000}
+    )
 
     @event.listens_for(engine, "connect")
     def _(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # the driver's own BEGIN comes too late: after what was read
-        for pragma in (f"busy_timeout = {BUSY_AFTER}", "journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+        for pragma in (
+            f"busy_timeout = {BUSY_AFTER}",
+            "journal_mode = WAL",
+            "synchronous = NORMAL",
+            "foreign_keys = ON",
+        ):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
