@@ -1,19 +1,19 @@
 """What does coordination cost per fragment, do replicas scale, and what does a second run cost?
 
-Condition: 5 000 fragments in 100 Markdown documents, each result one row in the same database; replicas are
-processes, each with 4 tasks, started and imported before the clock starts; the time of a run is from the word "go" until the
-last replica says that all is done, with reading the corpus, proving the locks and making the tables inside. A fresh database
-before each run that is not a second one. Real server on loopback, without fsync.
+Condition: 5 000 fragments in 100 Markdown documents, each result one row in the same database; replicas are processes,
+each with 4 extractions at a time, started and imported before the clock starts. The time of a run is from the word "go"
+until the last replica says that all is done, with reading the corpus, proving the locks and making the tables inside.
+A fresh database before each run that is not a second one. Real server on loopback, without fsync.
 
-Coordination is what a run costs with an extractor that returns at once, per fragment: locks, stamps, ledger, the write of
-the row, and its share of reading. Scaling is with an extractor that waits 5 ms, one replica against four. The machine has as
-many processors as the conditions say, and the replicas share them with the server.
+Coordination is what a run costs with an extractor that returns at once, per fragment: locks, stamps, ledger, the write
+of the row, and its share of reading. Scaling is with an extractor that waits 5 ms, one replica against four. The
+replicas share the processors that the conditions name with the server.
 
-Peer: what people write by hand, as riverbank's page shows it: `pg_try_advisory_lock`, insert, `pg_advisory_unlock` on a psycopg
-connection per thread, four threads. It has no ledger: it neither knows what is done nor notices a lost lock.
+Peer: what people write by hand, as riverbank's page shows it: `pg_try_advisory_lock`, insert, `pg_advisory_unlock` on a
+psycopg connection per thread, four threads. It has no ledger: it neither knows what is done nor notices a lost lock.
 
-Bars: at most 1 ms of coordination per fragment, 4 replicas at least 3.5 times one, a second run over an unchanged corpus at most a
-tenth of the first one's coordination, at most 4 connections per replica.
+Bars: at most 1 ms of coordination per fragment, 4 replicas at least 3.5 times one, a second run over an unchanged
+corpus at most a tenth of the first one's coordination, at most 4 connections per replica.
 """
 
 from __future__ import annotations

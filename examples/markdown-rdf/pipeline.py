@@ -1,4 +1,4 @@
-"""Markdown documents as RDF: one fragment per section, its triples validated with SHACL, kept in a table, exported as Turtle.
+"""Markdown documents as RDF: a fragment per section, validated with SHACL, kept in a table, exported as Turtle.
 
 takehold fragments run pipeline.py:pipeline corpus/ --url sqlite:///triples.db
 python pipeline.py sqlite:///triples.db > corpus.ttl
@@ -140,7 +140,9 @@ def validate(fragment: Fragment, graph: Graph) -> None:
     with SHACL:
         conforms, report, _ = conforms_to(graph, shacl_graph=SHAPES, inference="none", advanced=False)
     if not conforms:
-        messages = {str(message) for message in report.objects(None, URIRef("http://www.w3.org/ns/shacl#resultMessage"))}
+        messages = {
+            str(message) for message in report.objects(None, URIRef("http://www.w3.org/ns/shacl#resultMessage"))
+        }
         raise ValueError("; ".join(sorted(messages)))
 
 

@@ -265,7 +265,7 @@ class Background:
         def go() -> None:
             try:
                 self._outcome.append(function())
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - `join` raises it
                 self._error = error
 
         self._thread = threading.Thread(target=go, daemon=True)

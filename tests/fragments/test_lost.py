@@ -184,17 +184,20 @@ def test_both_keys_are_asked_for_in_one_round_trip(server_site: Site, postgres_s
     server_site.document("a.md", one="1")
     [fragment] = server_site.corpus.fragments("a.md")
     keys = locks_of(fragment.identity, fragment.hash)
-    with Proxy(postgres_server.port) as proxy, takehold.Locks(server_site.url) as other:
-        with takehold.Locks(proxy.url(server_site.url)) as locks:
-            for held in (False, True):
-                hold = other.lock(*keys).acquire() if held else None
-                proxy.delay(0.4)
-                began = time.monotonic()
-                got = locks.lock(*keys).try_acquire()
-                took = time.monotonic() - began
-                proxy.delay(0)
-                assert (got is None) is held
-                assert 0.8 <= took < 1.6, held  # two round trips take that long at least
-                for one in (got, hold):
-                    if one is not None:
-                        one.release()
+    with (
+        Proxy(postgres_server.port) as proxy,
+        takehold.Locks(server_site.url) as other,
+        takehold.Locks(proxy.url(server_site.url)) as locks,
+    ):
+        for held in (False, True):
+            hold = other.lock(*keys).acquire() if held else None
+            proxy.delay(0.4)
+            began = time.monotonic()
+            got = locks.lock(*keys).try_acquire()
+            took = time.monotonic() - began
+            proxy.delay(0)
+            assert (got is None) is held
+            assert 0.8 <= took < 1.6, held  # two round trips take that long at least
+            for one in (got, hold):
+                if one is not None:
+                    one.release()

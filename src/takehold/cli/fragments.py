@@ -38,6 +38,7 @@ CODES: Final = """\
 exit codes: 0 everything is done, or stopped by SIGTERM; 1 something failed; 2 wrong usage; 69 the backend does not
 answer or refuses; 75 somebody else still holds the rest; 130 stopped by Ctrl-C"""
 SHOWN: Final = 20
+HELD: Final = ("HELD", "STATE", "FOR", "OWNER", "KEY", "SESSION", "ID")
 
 
 class _Sub(Parser):
@@ -197,7 +198,7 @@ def _named(text: str, what: str) -> Any:
             if error.name and (place == error.name or place.startswith(f"{error.name}.")):
                 raise UsageError(f"there is no module {place!r} on {sys.path[:2]} and so on") from error
             raise
-    found = module
+    found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
@@ -235,8 +236,7 @@ def _status(args: argparse.Namespace) -> int:
         print_table(titles, [(one.corpus, one.profile, one.status, str(one.count)) for one in tallies])
     if held:
         print()
-        titles = ("HELD", "STATE", "FOR", "OWNER", "KEY", "SESSION", "ID")
-        print_table(titles, [_held_row(one) for one in held])
+        print_table(HELD, [_held_row(one) for one in held])
     if failures:
         print()
         rows = [

@@ -55,7 +55,7 @@ def final_line(counts: Counts) -> str:
 def progress(*, quiet: bool = False) -> Iterator[Callable[[Counts], None]]:
     """What `Worker.run` is to call; on stderr, so that the answer can be piped."""
     if quiet:
-        yield lambda counts: None
+        yield lambda _: None
         return
     if sys.stderr.isatty():
         bar = _Bar.made()

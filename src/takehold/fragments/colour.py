@@ -1,4 +1,4 @@
-"""The two colours of a worker: how it calls functions, hears from the ledger and waits. The run itself is written once."""
+"""The two colours of a worker: how it calls functions, hears from the ledger, waits. The run is written once."""
 
 from __future__ import annotations
 

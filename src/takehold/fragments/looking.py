@@ -25,8 +25,8 @@ PREFIX: Final = "fragment/"
 STUCK_AFTER: Final = 60.0
 _NUMBER: Final = re.compile(r"#(-?\d+)( .*)?", re.DOTALL)
 SESSIONS: Final = """
-SELECT (l.classid::bigint << 32) | l.objid::bigint AS key, l.pid, l.granted, a.usename::text, a.application_name, a.state,
-    EXTRACT(epoch FROM clock_timestamp() - a.query_start)::float8
+SELECT (l.classid::bigint << 32) | l.objid::bigint AS key, l.pid, l.granted, a.usename::text, a.application_name,
+    a.state,    EXTRACT(epoch FROM clock_timestamp() - a.query_start)::float8
 FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory' AND l.objsubid = 1
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
@@ -88,7 +88,10 @@ class Look:
     def failures(self) -> list[Failed]:
         """The newest hundred that failed."""
         rows = self._read(lambda link: link.send(self._sql.failures, self._facts))
-        return [Failed(*row[:5], datetime.fromtimestamp(row[5], UTC)) for row in rows]
+        return [
+            Failed(identity, profile, attempts, error or "", owner, datetime.fromtimestamp(when, UTC))
+            for identity, profile, attempts, error, owner, when in rows
+        ]
 
     def retry(self) -> int:
         """Make what failed due again; how many that is."""
@@ -129,13 +132,13 @@ class Look:
         engine = self.place.engine()
         try:
             with engine.begin() as connection:
-                _check(connection, self.place.locks)
+                _check(connection)
                 return ask(Link(connection))
         finally:
             engine.dispose()
 
 
-def _check(connection: Connection, url: str) -> None:
+def _check(connection: Connection) -> None:
     if not tables_are_there(connection):
         raise UsageError("there is no ledger here yet; `takehold fragments run` makes one")
     check_format(connection)

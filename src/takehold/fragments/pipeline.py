@@ -22,9 +22,10 @@ MOST_OF_A_PROFILE: Final = 200
 class Pipeline(Generic[R]):
     """`extract -> validate -> write`, under the name of its profile.
 
-    The profile is part of what the ledger remembers: change it (`terms/2`) when results would be other ones, and everything
-    is extracted again. `write` and `remove` run in one transaction with the ledger's own row, and may run twice: they must do nothing
-    that a rollback does not undo. With an `AsyncWorker`, `extract` and `validate` may be coroutine functions.
+    The profile is part of what the ledger remembers: change it (`terms/2`) when results would be other ones, and
+    everything is extracted again. `write` and `remove` run in one transaction with the ledger's own row, and may run
+    twice: they must do nothing that a rollback does not undo. With an `AsyncWorker`, `extract` and `validate` may be
+    coroutine functions.
     """
 
     profile: str
@@ -39,7 +40,8 @@ class Pipeline(Generic[R]):
     """Make the tables of the results unless they are there; once per run, one replica at a time."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.profile, str) or not 0 < len(self.profile.encode()) <= MOST_OF_A_PROFILE:
+        profile: object = self.profile
+        if not isinstance(profile, str) or not 0 < len(profile.encode()) <= MOST_OF_A_PROFILE:
             raise UsageError(f"a profile is text of 1 to {MOST_OF_A_PROFILE} bytes, not {self.profile!r}")
         for part in ("extract", "write", "remove"):
             if not callable(getattr(self, part)):

@@ -1,5 +1,7 @@
-"""One run: claim, re-check, extract, validate, write, release; for every fragment, until none is left. Written once for
-both faces, as coroutines that await only their colour and the locks."""
+"""One run: claim, re-check, extract, validate, write, release; for every fragment, until none is left.
+
+Written once for both faces, as coroutines that await only their colour and the locks.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ class Run:
             elif step == "sift":
                 await self._colour.call(self._sift)
             else:
-                await self._colour.sleep(step)  # type: ignore[arg-type]
+                await self._colour.sleep(step)
         return None
 
     def _read(self) -> None:
@@ -189,6 +191,10 @@ class Run:
         if past is not None and past.failed(self._limits.attempts):
             error = Failure(work.identity, past.error or "", past.attempts)
             return lambda: self._given_up(error)
+        return await self._work_on(work, claim, fragment)
+
+    async def _work_on(self, work: Work, claim: Claim, fragment: Fragment) -> Callable[[], None]:
+        """Extract, validate, write: the claim is ours, and nothing is open."""
         await self._colour.enter()
         try:
             if self.stopping:
@@ -300,4 +306,4 @@ class _Listed:
 def _fence(hold: Any) -> int:
     """That of the identity: two keys have two, and only those of one key grow."""
     fence: int | None = next(fence for key, _, fence in hold.grants if isinstance(key, str))
-    return hold.fence if fence is None else fence  # type: ignore[no-any-return]
+    return hold.fence if fence is None else fence

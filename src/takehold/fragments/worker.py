@@ -63,7 +63,7 @@ class _Worker:
             raise UsageError("this pipeline has coroutine functions: use an AsyncWorker")
 
     def stop(self) -> None:
-        """Take no new fragment; what has begun may finish within `grace` seconds, then it is released. From anywhere."""
+        """Take no new fragment; what has begun may finish within `grace` seconds, then it is released."""
         self._stop_by = self._stop_by or time.monotonic() + self.grace
         if self._run is not None:
             self._run.stopping = True
@@ -84,7 +84,8 @@ class _Worker:
             def made() -> Run:
                 return Run(self.pipeline, self.corpus, ledger, locks, colour, limits)
 
-            here = self._run = await colour.call(made)
+            here: Run = await colour.call(made)
+            self._run = here
             here.stopping = self._stop_by is not None
             due = 0.0
 

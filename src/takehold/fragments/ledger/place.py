@@ -18,7 +18,10 @@ OF_THE_LOCKS: Final = frozenset(("pooler", "max_held", "connect", "reply", "sile
 """Options of a lock URL that a database driver does not know."""
 BUSY_AFTER: Final = 60_000
 """Milliseconds that a statement waits for the writer of a SQLite file."""
-ACCEPTED: Final = "fragments need a database for their ledger: sqlite:///FILE, postgresql://USER@HOST/DATABASE, or lease+ before one of them"
+ACCEPTED: Final = (
+    "fragments need a database for their ledger: sqlite:///FILE, postgresql://USER@HOST/DATABASE, "
+    "or lease+ before one of them"
+)
 
 
 @dataclass(frozen=True, slots=True)

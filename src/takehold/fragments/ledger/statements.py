@@ -1,5 +1,6 @@
 """The SQL of the ledger: every statement takes a whole batch, as one JSON text, and is the same text each time."""
 
+# ruff: noqa: S608 - what is put together here are our own constants; values are parameters
 from __future__ import annotations
 
 import json
@@ -71,7 +72,6 @@ class Statements:
 def statements_for(dialect: str) -> Statements:
     """Those of `postgresql` or `sqlite`."""
     now = _NOW[dialect]
-    lock = " FOR UPDATE OF f" if dialect == "postgresql" else ""
 
     def rows(*columns: str) -> str:
         if dialect == "postgresql":
