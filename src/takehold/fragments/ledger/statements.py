@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 __all__ = ["Statements", "batch", "statements_for"]
@@ -71,17 +71,22 @@ class Statements:
 @cache
 def statements_for(dialect: str) -> Statements:
     """Those of `postgresql` or `sqlite`."""
-    now = _NOW[dialect]
+    made = _of_workers(dialect) | _of_onlookers(dialect)
+    return Statements(**{name: _in_words_of(dialect, sql) for name, sql in made.items()})
 
-    def rows(*columns: str) -> str:
-        if dialect == "postgresql":
-            shape = ", ".join(f"{column} {_COLUMNS[column]}" for column in columns)
-            return f"jsonb_to_recordset(CAST(:batch AS jsonb)) AS b({shape})"
-        picked = ", ".join(f"json_extract(value, '$.{column}') AS {column}" for column in columns)
-        return f"(SELECT {picked} FROM json_each(:batch)) AS b"
 
+def _rows(dialect: str, *columns: str) -> str:
+    """The batch as a table."""
+    if dialect == "postgresql":
+        shape = ", ".join(f"{column} {_COLUMNS[column]}" for column in columns)
+        return f"jsonb_to_recordset(CAST(:batch AS jsonb)) AS b({shape})"
+    picked = ", ".join(f"json_extract(value, '$.{column}') AS {column}" for column in columns)
+    return f"(SELECT {picked} FROM json_each(:batch)) AS b"
+
+
+def _of_workers(dialect: str) -> dict[str, str]:
+    rows, now = partial(_rows, dialect), _NOW[dialect]
     ids = f"(SELECT b.id FROM {rows('id')})"
-    of_corpus = "SELECT id FROM takehold_fragments WHERE :corpus IN ('', corpus)"
     given = rows("id", "fence", "hash", "status", "attempts", "error")
     # Locked, and compared with what is there when the lock is granted: a newer claim waits, or we are told of it.
     own = f"""SELECT f.id, b.hash, b.status, b.attempts, b.error FROM {given}
@@ -90,7 +95,7 @@ def statements_for(dialect: str) -> Statements:
         own = f"""WITH own AS MATERIALIZED ({own} FOR UPDATE OF f)"""
     else:
         own = f"""WITH own AS ({own})"""
-    made = {
+    return {
         "find": f"""SELECT f.identity, r.hash, r.status, r.attempts, r.error FROM {rows("identity")}
             JOIN takehold_fragments f ON f.identity = b.identity
             JOIN takehold_fragment_runs r ON r.fragment = f.id AND r.profile = :profile""",
@@ -119,6 +124,13 @@ def statements_for(dialect: str) -> Statements:
         "forget": f"DELETE FROM takehold_fragment_runs WHERE profile = :profile AND fragment IN {ids}",
         "drop": f"""DELETE FROM takehold_fragments WHERE id IN {ids}
             AND NOT EXISTS (SELECT 1 FROM takehold_fragment_runs r WHERE r.fragment = takehold_fragments.id)""",
+    }
+
+
+def _of_onlookers(dialect: str) -> dict[str, str]:
+    rows = partial(_rows, dialect)
+    of_corpus = "SELECT id FROM takehold_fragments WHERE :corpus IN ('', corpus)"
+    return {
         "known": """SELECT DISTINCT f.identity, f.document, f.hash FROM takehold_fragments f
             JOIN takehold_fragment_runs r ON r.fragment = f.id AND r.profile = :profile WHERE f.corpus = :corpus""",
         "status": """SELECT f.corpus, r.profile, r.status, count(*) FROM takehold_fragment_runs r
@@ -136,7 +148,6 @@ def statements_for(dialect: str) -> Statements:
         "force": f"""UPDATE takehold_fragment_runs SET status = 'due', attempts = 0
             WHERE status <> 'due' AND profile = :profile AND fragment IN ({of_corpus})""",
     }
-    return Statements(**{name: _in_words_of(dialect, sql) for name, sql in made.items()})
 
 
 def _in_words_of(dialect: str, sql: str) -> str:
