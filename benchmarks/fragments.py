@@ -46,7 +46,7 @@ EMPTY = "DROP TABLE IF EXISTS takehold_fragment_runs, takehold_fragments, takeho
 
 def answer(scale: Scale, directory: Path) -> Report:
     """Measure and judge."""
-    rounds, count = scale.of(5, 1), scale.of(5_000, 300)
+    rounds, count = scale.of(3, 1), scale.of(5_000, 300)
     corpus = _corpus(directory / "corpus", count)
     with server(directory) as postgres:
         url = postgres.url()

@@ -20,7 +20,6 @@ from takehold.runtime import run
 __all__ = ["AsyncWorker", "Worker"]
 
 PREPARING: Final = "fragments: preparing"
-PROBING: Final = "fragments: probing"
 EVERY: Final = 0.25
 
 Progress = Callable[[Counts], object]
@@ -122,14 +121,9 @@ class _Worker:
             # Perhaps this role may not make what an operator has made already: the locks themselves will tell.
             pass
         await settled(locks.open())
-        hold = await settled(locks.lock(PROBING).try_acquire())
-        if hold is not None:
-            try:
-                _ = hold.fence  # UsageError says what to run
-            finally:
-                await settled(hold.release())
         hold = await settled(locks.lock(PREPARING, timeout=60).acquire())
         try:
+            _ = hold.fence  # UsageError says what to run where there are none
             if not await colour.call(ledger.prepared) or self.pipeline.prepare is not None:
                 await colour.call(ledger.prepare)
             if self.force:
