@@ -151,8 +151,9 @@ def test_what_another_replica_did_meanwhile_is_not_done_again(site: Site, face: 
     gate = Gate()
     late = Background(lambda: site.run(face, site.recorder(during=gate)))
     assert gate.reached.wait(20)
-    other = Background(lambda: site.run(face))
-    until(lambda: len(site.diary.lines("begin")) == 1)
+    worker = site.worker()
+    other = Background(worker.run)
+    until(lambda: worker.counts.skipped)
     gate.open.set()
     assert (late.join().done, other.join().done) == (1, 0)
     assert site.diary.extracted() == {"corpus/a.md#one": 1}
