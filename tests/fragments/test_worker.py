@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 
 import takehold
-from takehold.fragments import Fragment, Look
+from takehold.fragments import Fragment, Look, Worker
 from takehold.fragments.fragment import locks_of
 from tests.fragments.site import Background, Gate, Site, until
 
 
-@pytest.mark.covers("R-5", "R-6")
+@pytest.mark.covers("R-5")
+def test_the_keys_are_held_from_before_the_extraction_until_after_the_write(site: Site) -> None:
+    site.document("a.md", one="1")
+    steps: list[tuple[str, int]] = []
+
+    def note(step: str) -> None:
+        with takehold.Locks(site.url) as locks:
+            steps.append((step, len(locks.who("*corpus/a.md#one"))))
+
+    recorder = site.recorder(during=lambda _: note("extract"), writing=lambda _: note("write"))
+    pipeline = replace(recorder.pipeline(), validate=lambda *_: note("validate"))
+    assert Worker(pipeline, site.corpus, site.url).run().done == 1
+    note("end")
+    assert steps == [("extract", 2), ("validate", 2), ("write", 2), ("end", 0)]
+
+
+@pytest.mark.covers("R-6")
 def test_every_fragment_is_extracted_once_and_its_result_is_there_once(site: Site, face: str) -> None:
     count = site.documents(4, 10)
     counts = site.run(face, concurrency=4)
