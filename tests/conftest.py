@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import signal
 import sys
 from datetime import timedelta
 
@@ -16,6 +17,12 @@ pytest_plugins = ["tests.covers", "tests.servers.fixtures", "takehold.testing.pl
 settings.register_profile("scaled", derandomize=True, max_examples=50, deadline=None, database=None)
 settings.register_profile("prove", max_examples=2_000, deadline=timedelta(minutes=1), print_blob=True)
 settings.load_profile("prove" if lanes.PROVE else "scaled")
+
+
+# A shell without job control starts what it puts in the background deaf to Ctrl-C; tests about it need ears.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_report_header() -> list[str]:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.servers.clickhouse import ClickHouse
 from tests.servers.mariadb import MariaDB
 from tests.servers.network import Namespace
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
 
 DATABASE = "takehold_tests"
 
@@ -56,6 +63,50 @@ def mariadb_url(mariadb_server: MariaDB) -> str:
     if not mariadb_server.running:
         mariadb_server.up()
     return mariadb_server.url(DATABASE)
+
+
+@pytest.fixture(scope="session")
+def clickhouse_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClickHouse]:
+    """The ClickHouse all tests share. A test may restart it; one that takes it down for good starts its own."""
+    if reason := ClickHouse.missing():
+        pytest.skip(reason)
+    with ClickHouse.start(tmp_path_factory.mktemp("clickhouse")) as server:
+        yield server
+
+
+@pytest.fixture
+def clickhouse_database(clickhouse_server: ClickHouse) -> Iterator[str]:
+    """The name of a new database; afterwards its queries are cancelled and it is dropped."""
+    if not clickhouse_server.running:
+        clickhouse_server.up()
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    clickhouse_server.database(name)
+    yield name
+    if clickhouse_server.running:
+        clickhouse_server.evict(name)
+        clickhouse_server.query(f"DROP DATABASE IF EXISTS {name} SYNC")
+
+
+@pytest.fixture
+def clickhouse_url(clickhouse_server: ClickHouse, clickhouse_database: str) -> str:
+    """The new database of this test, as ``clickhouse://``."""
+    return clickhouse_server.url(clickhouse_database)
+
+
+@pytest.fixture
+def clickhouse_client(clickhouse_server: ClickHouse, clickhouse_database: str) -> Iterator[Client]:
+    """A blocking client in the new database of this test; its threads may share it."""
+    with closing(clickhouse_server.client(database=clickhouse_database)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def clickhouse_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ClickHouse, ClickHouse]]:
+    """Two servers that are the replicas of cluster ``pair``."""
+    if reason := ClickHouse.missing():
+        pytest.skip(reason)
+    with ClickHouse.pair(tmp_path_factory.mktemp("pair")) as servers:
+        yield servers
 
 
 @pytest.fixture(scope="session")

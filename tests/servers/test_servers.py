@@ -18,6 +18,7 @@ import psycopg
 import pymysql
 import pytest
 
+from tests.servers.clickhouse import ClickHouse
 from tests.servers.mariadb import MariaDB
 from tests.servers.network import Namespace
 from tests.servers.pgbouncer import PgBouncer
@@ -180,9 +181,11 @@ def test_a_promoted_standby_takes_writes_after_its_primary_was_killed() -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("kind", [Postgres, MariaDB])
-def test_a_server_started_by_a_killed_process_dies_and_its_folder_goes(kind: type[Postgres | MariaDB]) -> None:
-    if kind is MariaDB and (reason := MariaDB.missing()):
+@pytest.mark.parametrize("kind", [Postgres, MariaDB, ClickHouse])
+def test_a_server_started_by_a_killed_process_dies_and_its_folder_goes(
+    kind: type[Postgres | MariaDB | ClickHouse],
+) -> None:
+    if not issubclass(kind, Postgres) and (reason := kind.missing()):
         pytest.skip(reason)
     command = [sys.executable, "-c", ORPHAN.format(module=kind.__module__.rpartition(".")[2], server=kind.__name__)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
