@@ -10,7 +10,13 @@ def _ids(prefix: str, *ranges: tuple[int, int]) -> tuple[str, ...]:
     return tuple(f"{prefix}-{number}" for first, last in ranges for number in range(first, last + 1))
 
 
-BEHAVIOURS = (*_ids("L", (1, 26), (28, 37)), *_ids("D", (1, 33)), *_ids("N", (1, 28)), *_ids("R", (1, 20)))
+BEHAVIOURS = (
+    *_ids("L", (1, 26), (28, 37)),
+    *_ids("D", (1, 33)),
+    *_ids("N", (1, 28)),
+    *_ids("A", (1, 42)),
+    *_ids("R", (1, 20)),
+)
 
 FACES = (("Locks", "AsyncLocks"), ("Lock", "AsyncLock"), ("Hold", "AsyncHold"))
 

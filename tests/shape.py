@@ -151,7 +151,9 @@ def _refusal(own: str, one: Import) -> str | None:
     if target == ROOT and own in LAYERS and layer <= SURFACE:
         return "which imports it in turn"
     # Layer 4 proves the public surface by having nothing else.
-    if layer == SYSTEMS and (one.base not in PUBLIC or target not in {ROOT, "locks", "runtime"} or _is_private(one.name)):
+    if layer == SYSTEMS and (
+        one.base not in PUBLIC or target not in {ROOT, "locks", "runtime"} or _is_private(one.name)
+    ):
         return "which is not public"
     return None
 
