@@ -33,6 +33,7 @@ QUESTIONS: Final = (
     "rows_report",
     "fragments",
     "clean_text",
+    "clickhouse_appends",
 )
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results"
