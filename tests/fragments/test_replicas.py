@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 REPLICAS = 4
 CONCURRENCY = 4
-IN_FLIGHT = 3 * CONCURRENCY  # claimed, extracting and being written: extractions are quick here
+IN_FLIGHT = 4 * CONCURRENCY  # claimed, extracting and being written: extractions are quick here
 WRITING = """
 SELECT application_name FROM pg_stat_activity
 WHERE application_name LIKE 'takehold-ledger%' AND state = 'idle in transaction'"""

@@ -47,6 +47,10 @@ class Ledger:
         apart = self._stamping is not self._writing
         self._stamps = Lane("takehold-ledger-stamps", partial(self._do, self._stamping)) if apart else self._writes
 
+    def gather(self, seconds: float) -> None:
+        """Let the lanes wait so long for larger batches: for workers that have enough other work meanwhile."""
+        self._stamps.gather = self._writes.gather = seconds
+
     # -- what workers ask for --------------------------------------------------------------------------------
 
     def claim(self, claim: Claim) -> Future[bool]:

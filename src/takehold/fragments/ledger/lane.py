@@ -6,6 +6,7 @@ While it works, more arrives: the busier it is, the larger its batches and the c
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -50,6 +51,8 @@ class Lane:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.gather = 0.0
+        """Seconds to wait for more when something has come."""
 
     def post(self, kind: str, what: Any) -> Future[Any]:
         """Have it done; the answer is to come."""
@@ -89,6 +92,9 @@ class Lane:
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
+        if self.gather and not self._closed:
+            time.sleep(self.gather)
+        with self._changed:
             batch: list[Job] = []
             while self._waiting and len(batch) < LARGEST and (not batch or self._waiting[0].kind == batch[0].kind):
                 batch.append(self._waiting.popleft())
