@@ -114,7 +114,9 @@ class TestShapes:
 
 
 class TestShapesThatAreRefused:
-    @pytest.mark.parametrize("data", [5, "text", None, {1, 2}, pa.array([1]), object()], ids=repr)
+    @pytest.mark.parametrize(
+        "data", [5, "text", None, {1, 2}, pa.array([1]), object()], ids=lambda data: type(data).__name__
+    )
     def test_a_kind_that_is_not_supported_is_named(self, data: Any) -> None:
         assert refusal(data).startswith(f"cannot take rows from {type(data).__name__}; give a list of dicts")
 
