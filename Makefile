@@ -20,7 +20,7 @@ test: setup ## everything, at scaled counts: what CI runs; changes no file
 	$(python) -m ruff format --check
 	$(python) -m ruff check
 	$(python) -m mypy
-	$(python) -m pytest --covers --numprocesses=2 --dist=loadfile
+	$(python) -m pytest --covers --numprocesses=2 --dist=loadfile || bash scripts/alone
 
 prove: setup ## everything, at full counts
 	TAKEHOLD_PROVE=1 $(python) -m pytest --covers -o faulthandler_timeout=3600
