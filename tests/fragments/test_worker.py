@@ -197,11 +197,47 @@ def test_force_makes_everything_due_once_more(site: Site) -> None:
     assert site.results() == site.expected()
 
 
-def test_another_profile_is_another_run(site: Site) -> None:
+def test_another_kind_of_result_is_another_run(site: Site) -> None:
     count = site.documents(1, 4)
+    profiles = ("text/1", "text/x", "texts/1", "text/more/1", "text1")
+    for profile in profiles:
+        recorder = site.recorder()
+        aside = replace(recorder.pipeline(profile=profile), write=lambda *_: None, remove=lambda *_: 1 / 0)
+        assert Worker(aside, site.corpus, site.url).run().done == count
+    assert {one.profile: one.count for one in Look(site.url).tallies()} == dict.fromkeys(profiles, count)
+
+
+@pytest.mark.parametrize("old", ["text/1", "text", "text/0.9"])
+def test_another_version_of_a_profile_replaces_every_result_of_the_first(site: Site, old: str) -> None:
+    site.documents(2, 2)
+    site.worker(profile=old).run()
+    # One is gone, one has changed, and the rest is as it was.
+    site.document("d0001.md", s0="changed")
+    for profile, removed in (("text/2", 1), (old, 0)):
+        counts = site.worker(profile=profile, attempts=1).run()
+        assert (counts.done, counts.extracted, counts.failed, counts.removed) == (3, 3, 0, removed)
+        assert site.results() == site.expected()
+        assert {one.profile: one.count for one in Look(site.url).tallies()} == {profile: 3}
+    (site.folder / "d0001.md").unlink()
+    assert site.worker(profile="text/3").run().removed == 1
+    assert site.results() == site.expected()
+
+
+def test_what_fails_in_a_new_version_keeps_its_old_result(site: Site) -> None:
+    site.document("a.md", one="1", two="2")
     site.run()
-    assert site.worker(profile="text/2").run().done == count
-    assert {one.profile: one.count for one in Look(site.url).tallies()} == {"text/1": count, "text/2": count}
+
+    def during(fragment: Fragment) -> None:
+        if fragment.name == "two":
+            raise ValueError("not in this version")
+
+    counts = site.worker(site.recorder(during=during), profile="text/2", attempts=1).run()
+    assert (counts.done, counts.failed) == (1, 1)
+    assert site.results() == site.expected()
+    # Back again: what is still there of the first version need not be extracted.
+    counts = site.run()
+    assert (counts.done, counts.unchanged) == (1, 1)
+    assert site.results() == site.expected()
 
 
 def test_the_same_text_in_two_places_is_done_for_both(site: Site) -> None:

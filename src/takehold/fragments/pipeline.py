@@ -22,10 +22,12 @@ MOST_OF_A_PROFILE: Final = 200
 class Pipeline(Generic[R]):
     """`extract -> validate -> write`, under the name of its profile.
 
-    The profile is part of what the ledger remembers: change it (`terms/2`) when results would be other ones, and
-    everything is extracted again. `write` and `remove` run in one transaction with the ledger's own row, and may run
-    twice: they must do nothing that a rollback does not undo. With an `AsyncWorker`, `extract` and `validate` may be
-    coroutine functions.
+    The profile names the kind of result, and after a slash its version: raise that (`terms/1`, `terms/2`) when results
+    would be other ones. Everything is extracted again then, and what is new replaces what another version wrote:
+    `remove` must delete that too. Any other profile is another kind of result; the two leave each other alone.
+
+    `write` and `remove` run in one transaction with the ledger's own row, and may run twice: they must do nothing that
+    a rollback does not undo. With an `AsyncWorker`, `extract` and `validate` may be coroutine functions.
     """
 
     profile: str

@@ -20,7 +20,7 @@ from takehold.fragments.ledger.lane import Job, Lane
 from takehold.fragments.ledger.link import Link
 from takehold.fragments.ledger.place import Place
 from takehold.fragments.ledger.schema import check_format, make_tables, tables_are_there
-from takehold.fragments.ledger.statements import batch, statements_for
+from takehold.fragments.ledger.statements import batch, facts_of, statements_for
 from takehold.fragments.ledger.trouble import is_trouble
 from takehold.fragments.pipeline import Pipeline
 
@@ -39,6 +39,7 @@ class Ledger:
         self.place = place
         self._pipeline = pipeline
         self._sql = statements_for(place.kind)
+        self._facts = facts_of(pipeline.profile)
         self._owner = f"{socket.gethostname()}:{os.getpid()}" + (f" ({label})" if label else "")
         self._writing = place.engine()
         # Two writers of one SQLite file would only wait for each other.
@@ -71,20 +72,20 @@ class Ledger:
 
     def find(self, identities: Iterable[str]) -> dict[str, dict[str, Past]]:
         """What is known of each of these, by hash."""
-        facts = {"batch": batch({"identity": identity} for identity in identities), "profile": self._pipeline.profile}
+        facts = {**self._facts, "batch": batch({"identity": identity} for identity in identities)}
         found: dict[str, dict[str, Past]] = defaultdict(dict)
         for identity, digest, *past in self._call(lambda connection: Link(connection).send(self._sql.find, facts)):
             found[identity][digest] = Past(*past)
         return found
 
     def known(self, corpus: str) -> list[tuple[str, str, str]]:
-        """Identity, document and newest hash of all that has a run in this corpus."""
-        facts = {"corpus": corpus, "profile": self._pipeline.profile}
+        """Identity, document and newest hash of all that has a run in this corpus, in any version of the profile."""
+        facts = {**self._facts, "corpus": corpus}
         return self._call(lambda connection: Link(connection).send(self._sql.known, facts))
 
     def force(self, corpus: str) -> int:
         """Make all of this corpus due again; how much that is."""
-        facts = {"corpus": corpus, "profile": self._pipeline.profile}
+        facts = {**self._facts, "corpus": corpus}
         return self._call(lambda connection: Link(connection).change(self._sql.force, facts))
 
     def prepare(self) -> None:
@@ -139,7 +140,6 @@ class Ledger:
         # Of one identity there may be two, when the older one was lost a moment ago: no statement writes a row twice.
         newest = {one.what.identity: one.what for one in sorted(jobs, key=lambda job: job.what.fence)}
         claims: list[Claim] = list(newest.values())
-        profile = self._pipeline.profile
         rows = [
             {
                 "identity": one.identity,
@@ -155,13 +155,18 @@ class Ledger:
             answer = statement.send(self._sql.stamp, {"batch": batch(rows), "owner": self._owner})
             stamped = {identity: row for row, identity, _ in answer}
             found: dict[int, dict[str, Past]] = defaultdict(dict)
+            outdated = set()
             # A row that was not there has no runs, and nobody to wait for.
             if before := [{"id": row} for row, _, there in answer if there]:
-                for row, digest, *past in statement.send(self._sql.look, {"batch": batch(before), "profile": profile}):
-                    found[row][digest] = Past(*past)
+                for row, own, digest, *past in statement.send(self._sql.look, {**self._facts, "batch": batch(before)}):
+                    if own:
+                        found[row][digest] = Past(*past)
+                    else:
+                        outdated.add(row)
         for claim in claims:
             claim.row = stamped.get(claim.identity, 0)
             claim.past = found.get(claim.row, {})
+            claim.outdated = claim.row in outdated
         for job in jobs:
             job.answer(job.what.row != 0)
 
@@ -184,7 +189,7 @@ class Ledger:
         pipeline = self._pipeline
         # In one order everywhere: results of two fragments may share rows.
         writes = sorted(writes, key=lambda one: one.claim.identity)
-        old = [one.claim.identity for one in writes if one.claim.past]
+        old = [one.claim.identity for one in writes if one.claim.past or one.claim.outdated]
         new = [(one.fragment, one.result) for one in writes if one.fragment is not None]
         with self._writing.begin() as connection:
             if old:
@@ -214,8 +219,8 @@ class Ledger:
             }
             for claim, status, error in runs
         )
-        facts = {"batch": rows, "profile": self._pipeline.profile}
-        if any(status == DONE and set(claim.past) - {claim.hash} for claim, status, _ in runs):
+        facts = {**self._facts, "batch": rows}
+        if any(status == DONE and (claim.outdated or set(claim.past) - {claim.hash}) for claim, status, _ in runs):
             statement.send(self._sql.supersede, facts)
         recorded = statement.send(self._sql.record, {**facts, "owner": self._owner})
         claims = [claim for claim, _, _ in runs]
@@ -228,7 +233,7 @@ class Ledger:
     def _forget(self, statement: Link, claims: Sequence[Claim]) -> None:
         self._check(statement, claims)
         rows = batch({"id": claim.row} for claim in claims)
-        statement.send(self._sql.forget, {"batch": rows, "profile": self._pipeline.profile})
+        statement.send(self._sql.forget, {**self._facts, "batch": rows})
         statement.send(self._sql.drop, {"batch": rows})
 
     def _check(self, statement: Link, claims: Sequence[Claim]) -> None:

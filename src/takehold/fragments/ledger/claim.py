@@ -46,7 +46,9 @@ class Claim:
     """Why it was lost."""
     row: int = 0
     past: Mapping[str, Past] = field(default_factory=dict)
-    """What was known of it when it was stamped, by hash."""
+    """What was known of it in this profile when it was stamped, by hash."""
+    outdated: bool = False
+    """Whether something was known of it in another version of the profile."""
 
     @property
     def attempts(self) -> int:

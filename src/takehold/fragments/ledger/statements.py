@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
 
-__all__ = ["Statements", "batch", "statements_for"]
+__all__ = ["Statements", "batch", "facts_of", "statements_for"]
 
 _COLUMNS: Final = {
     "id": "bigint",
@@ -27,11 +27,20 @@ _NOW: Final = {
     "postgresql": "EXTRACT(epoch FROM clock_timestamp())::float8",
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
 }
+_VERSION: Final = "0123456789."
+_ANY_VERSION: Final = f"(r.profile = :kind OR rtrim(r.profile, '{_VERSION}') = :kind || '/')"
+"""Whether a run is one of the same kind of result: `terms`, `terms/1` and `terms/2`, and not `terms/x` or `terms2`."""
 
 
 def batch(rows: Iterable[Mapping[str, Any]]) -> str:
     """The rows as the one parameter that all statements take."""
     return json.dumps(list(rows))
+
+
+def facts_of(profile: str) -> dict[str, str]:
+    """A profile, and the kind of result that it is a version of: without a slash and a number, it is all kind."""
+    stem = profile.rstrip(_VERSION)
+    return {"profile": profile, "kind": stem[:-1] if stem.endswith("/") else profile}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +52,19 @@ class Statements:
     stamp: str
     """Write fences, where there is no newer one; the ids of the rows, and whether they were there."""
     look: str
-    """What is known of these rows in a profile."""
+    """What is known of these rows in any version of a profile, and whether it is this one."""
     lock: str
     """The fences of these rows, which nobody changes until our transaction ends."""
     supersede: str
-    """Forget what is known of these rows with another hash."""
+    """Forget what is known of these rows with another hash, or in another version of the profile."""
     record: str
     """What came of these, if they still have our fences; a run that is done stays. The rows of which that is so."""
     forget: str
-    """What is known of these rows in a profile."""
+    """What is known of these rows in any version of a profile."""
     drop: str
     """Rows of which nothing is known in any profile."""
     known: str
-    """All identities of a corpus that have a run in a profile."""
+    """All identities of a corpus that have a run in any version of a profile."""
     status: str
     """How many runs of each status, per corpus."""
     failures: str
@@ -107,12 +116,13 @@ def _of_workers(dialect: str) -> dict[str, str]:
             ON CONFLICT (identity) DO UPDATE SET fence = excluded.fence, hash = excluded.hash,
                 owner = excluded.owner, claimed = excluded.claimed WHERE f.fence < excluded.fence
             RETURNING id, identity, {"xmax <> 0" if dialect == "postgresql" else "true"}""",
-        "look": f"""SELECT r.fragment, r.hash, r.status, r.attempts, r.error FROM {rows("id")}
-            JOIN takehold_fragment_runs r ON r.fragment = b.id AND r.profile = :profile""",
+        "look": f"""SELECT r.fragment, r.profile = :profile, r.hash, r.status, r.attempts, r.error FROM {rows("id")}
+            JOIN takehold_fragment_runs r ON r.fragment = b.id AND {_ANY_VERSION}""",
         "lock": f"""SELECT f.id, f.fence FROM takehold_fragments f WHERE f.id IN {ids} ORDER BY f.id
             {"FOR UPDATE OF f" if dialect == "postgresql" else ""}""",
-        "supersede": f"""DELETE FROM takehold_fragment_runs WHERE profile = :profile AND fragment IN {ids}
-            AND hash <> (SELECT b.hash FROM {rows("id", "hash")} WHERE b.id = fragment)""",
+        "supersede": f"""DELETE FROM takehold_fragment_runs AS r WHERE r.fragment IN {ids} AND {_ANY_VERSION}
+            AND (r.profile <> :profile OR r.hash <> (SELECT b.hash FROM {rows("id", "hash")} WHERE b.id = r.fragment))
+            """,
         "record": f"""{own}
             INSERT INTO takehold_fragment_runs AS r
                 (fragment, profile, hash, status, attempts, error, owner, finished)
@@ -121,7 +131,7 @@ def _of_workers(dialect: str) -> dict[str, str]:
                 attempts = excluded.attempts, owner = excluded.owner, finished = excluded.finished
                 WHERE r.status <> 'done'
             RETURNING fragment""",
-        "forget": f"DELETE FROM takehold_fragment_runs WHERE profile = :profile AND fragment IN {ids}",
+        "forget": f"DELETE FROM takehold_fragment_runs AS r WHERE r.fragment IN {ids} AND {_ANY_VERSION}",
         "drop": f"""DELETE FROM takehold_fragments WHERE id IN {ids}
             AND NOT EXISTS (SELECT 1 FROM takehold_fragment_runs r WHERE r.fragment = takehold_fragments.id)""",
     }
@@ -131,8 +141,8 @@ def _of_onlookers(dialect: str) -> dict[str, str]:
     rows = partial(_rows, dialect)
     of_corpus = "SELECT id FROM takehold_fragments WHERE :corpus IN ('', corpus)"
     return {
-        "known": """SELECT DISTINCT f.identity, f.document, f.hash FROM takehold_fragments f
-            JOIN takehold_fragment_runs r ON r.fragment = f.id AND r.profile = :profile WHERE f.corpus = :corpus""",
+        "known": f"""SELECT DISTINCT f.identity, f.document, f.hash FROM takehold_fragments f
+            JOIN takehold_fragment_runs r ON r.fragment = f.id AND {_ANY_VERSION} WHERE f.corpus = :corpus""",
         "status": """SELECT f.corpus, r.profile, r.status, count(*) FROM takehold_fragment_runs r
             JOIN takehold_fragments f ON f.id = r.fragment
             WHERE :profile IN ('', r.profile) AND :corpus IN ('', f.corpus)
