@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -134,3 +136,46 @@ def test_a_hash_sign_in_a_name_does_not_make_two_of_one_identity() -> None:
 def test_an_identity_that_no_lock_takes_is_refused(corpus: str, document: str, name: str) -> None:
     with pytest.raises(takehold.UsageError):
         Fragment(corpus, document, name, "")
+
+
+LONG_LINES = {
+    "spaces in a heading": "# A{ }b",
+    "spaces after a heading": "# A{ }",
+    "hashes in a heading": "# A{#}b",
+    "hashes and spaces": "# A{# }b",
+    "a heading of spaces": "#{ }b",
+    "fences": "{`}x",
+    "blank lines": "a{\n }b",
+    "spaces between lines": "a\n{ }b",
+    "tabs": "# A{\t}#x",
+    "words": "# {a-}!",
+}
+
+
+@pytest.mark.parametrize("line", LONG_LINES.values(), ids=LONG_LINES)
+def test_no_line_takes_a_splitter_longer_than_its_length(line: str) -> None:
+    before, again, after = re.split("[{}]", line)
+    for size in (2_000, 200_000):  # the first is long enough for a slow pattern to be seen, and to end
+        document = before + again * size + after
+        began = time.monotonic()
+        for splitter in (markdown, paragraphs):
+            assert list(splitter(document))
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("#  One   word \t", "one-word"),
+        ("   ## Two ##  ", "two"),
+        ("# C#", "c"),
+        ("# ", "untitled"),
+        ("# #", "untitled"),
+        ("#\tTab", "tab"),
+        ("    # code", "front"),
+        ("#none", "front"),
+        ("####### seven", "front"),
+    ],
+)
+def test_a_heading_is_named_by_its_words_alone(line: str, name: str) -> None:
+    assert list(markdown(line)) == [(name, line)]

@@ -20,7 +20,8 @@ Piece: TypeAlias = tuple[str, str]
 Splitter: TypeAlias = Callable[[str], Iterable[Piece]]
 
 MOST_OF_A_NAME: Final = 200
-_HEADING: Final = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$")
+# Anybody's documents: every pattern takes time in proportion to the text, so what follows a title is no part of it.
+_HEADING: Final = re.compile(r" {0,3}(#{1,6})[ \t](.*)")
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})")
 _WORDS: Final = re.compile(r"\w+")
 _BLANK: Final = re.compile(r"\n[ \t]*\n\s*")
@@ -57,7 +58,7 @@ def _headings(text: str) -> Iterator[tuple[str, int, str]]:
         elif found := _FENCE.match(line):
             fence = found[1]
         elif found := _HEADING.match(line):
-            yield line, len(found[1]), found[2]
+            yield line, len(found[1]), found[2].rstrip(" \t").rstrip("#").strip(" \t")
             continue
         yield line, 0, ""
 
