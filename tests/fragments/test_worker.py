@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import takehold
-from takehold.fragments import Fragment, Look, Worker
+from takehold.fragments import AsyncWorker, Fragment, Look, Pipeline, Worker
 from takehold.fragments.fragment import locks_of
-from tests.fragments.site import Background, Gate, Site, until
+from tests.fragments.site import Background, Gate, Site, prepare, remove, until, write
 
 
 @pytest.mark.covers("R-5")
@@ -103,6 +106,76 @@ def test_a_fragment_that_fails_is_recorded_and_does_not_stop_the_rest(site: Site
     assert (again.extracted, again.failed, len(again.failures)) == (0, 2, 2)
     assert Look(site.url).retry() == 2
     assert site.run(face, attempts=3).extracted == 6
+
+
+class Exit(BaseException):
+    """Like SystemExit, of somebody else."""
+
+
+def extraction(steps: Callable[[Fragment], object], face: str) -> Any:
+    """A plain function, or a coroutine function, that takes these steps."""
+
+    def plain(fragment: Fragment) -> str:
+        steps(fragment)
+        return fragment.content
+
+    async def coroutine(fragment: Fragment) -> str:
+        return plain(fragment)
+
+    return coroutine if face == "coroutines" else plain
+
+
+@pytest.mark.parametrize("face", ["threads", "asyncio", "coroutines"])
+@pytest.mark.parametrize("step", ["extract", "validate", "write"])
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("inner"), Exit("out")], ids=repr)
+def test_an_exit_out_of_a_pipeline_is_a_failure_of_its_fragment(
+    file_site: Site, face: str, step: str, error: BaseException
+) -> None:
+    count = file_site.documents(1, 12)
+
+    def leave(where: str, *names: str) -> None:
+        if where == step and "s3" in names:
+            raise error
+
+    pipeline = Pipeline(
+        "text/1",
+        extraction(lambda fragment: leave("extract", fragment.name), face),
+        lambda connection, results: (write(connection, results), leave("write", *(one.name for one, _ in results))),
+        remove,
+        validate=lambda fragment, _: leave("validate", fragment.name),
+        prepare=prepare,
+    )
+    if face == "threads":
+        counts = Worker(pipeline, file_site.corpus, file_site.url, concurrency=2, attempts=2).run()
+    else:
+        counts = asyncio.run(AsyncWorker(pipeline, file_site.corpus, file_site.url, concurrency=2, attempts=2).run())
+    assert (counts.done, counts.failed, counts.complete) == (count - 1, 1, True)
+    [failure] = counts.failures
+    assert (failure.identity, failure.attempts) == ("corpus/d0000.md#s3", 2)
+    assert failure.error == f"{type(error).__name__}: {error}"
+    assert len(file_site.results()) == count - 1
+
+
+def test_a_cancelled_worker_ends_and_records_no_failure(file_site: Site) -> None:
+    file_site.documents(1, 6)
+    begun = asyncio.Event()
+
+    async def extract(_: Fragment) -> str:
+        begun.set()
+        await asyncio.sleep(60)
+        return ""
+
+    async def go() -> None:
+        pipeline = Pipeline("text/1", extract, write, remove, prepare=prepare)
+        running = asyncio.create_task(AsyncWorker(pipeline, file_site.corpus, file_site.url).run())
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(go())
+    assert Look(file_site.url).failures() == Look(file_site.url).in_hand() == []
+    assert file_site.run().done == 6
 
 
 def test_a_failing_write_fails_alone(site: Site) -> None:

@@ -32,6 +32,9 @@ class Colour(Protocol):
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """What the function returns, without holding anybody else up."""
 
+    def ends(self, error: BaseException) -> bool:
+        """Whether this ends the one who serves, and is nothing that a pipeline has raised."""
+
     async def answer(self, future: Future[T]) -> T:
         """What the ledger says."""
 
@@ -112,6 +115,10 @@ class Threaded:
             raise UsageError(f"{function!r} is a coroutine function: use an AsyncWorker")
         return value
 
+    def ends(self, error: BaseException) -> bool:
+        """No: Ctrl-C reaches the main thread only, and a thread that exits would take its fragment along."""
+        return isinstance(error, GeneratorExit)
+
     async def answer(self, future: Future[T]) -> T:
         """Block."""
         return future.result()
@@ -166,6 +173,13 @@ class Looping:
             return await function(*args)
         value = await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args))
         return await value if inspect.isawaitable(value) else value
+
+    def ends(self, error: BaseException) -> bool:
+        """Ctrl-C, and a cancellation that is meant for this task: a pipeline may have been cancelled by its own."""
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            return task is None or task.cancelling() > 0
+        return isinstance(error, GeneratorExit | KeyboardInterrupt)
 
     async def answer(self, future: Future[T]) -> T:
         """Await; who is cancelled waits for the end of what the ledger has begun, so as not to offer it twice."""

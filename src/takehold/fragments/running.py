@@ -85,7 +85,10 @@ class Run:
         try:
             while (work := await self._next(number >= self._limits.concurrency)) is not None:
                 await self._handle(work)
-        except Exception as error:  # noqa: BLE001 - `Worker.run` raises it when the others have stopped
+        except BaseException as error:
+            if self._colour.ends(error):
+                raise
+            # `Worker.run` raises it when the others have stopped.
             self.error = self.error or error
             self.stopping = True
 
@@ -203,7 +206,10 @@ class Run:
             if self.stopping:
                 return lambda: self._backlog.again(work, time.monotonic(), 0.0)
             result = await self._extracted(fragment)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded
+        except BaseException as error:
+            # SystemExit too: whatever an extractor raises is recorded.
+            if self._colour.ends(error):
+                raise
             claim.check()
             return await self._failed(work, claim, error)
         finally:
@@ -213,7 +219,9 @@ class Run:
             await self._colour.answer(self._ledger.write(claim, fragment, result))
         except HoldLost:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if self._colour.ends(error):
+                raise
             claim.check()
             if is_trouble(error):
                 raise
@@ -231,7 +239,7 @@ class Run:
         self._ledger.gather(GATHER if self._pace <= QUICK else 0.0)
         return result
 
-    async def _failed(self, work: Work, claim: Claim, error: Exception) -> Callable[[], None]:
+    async def _failed(self, work: Work, claim: Claim, error: BaseException) -> Callable[[], None]:
         await self._colour.answer(self._ledger.fail(claim, error))
         attempts = claim.attempts + 1
         log.info("%s failed: %s", work.identity, error, extra={"event": "fragments.failed", "key": work.identity})

@@ -176,7 +176,7 @@ class Ledger:
         if len(jobs) > 1:
             try:
                 do([job.what for job in jobs])
-            except Exception as error:  # noqa: BLE001 - each of them will meet its own
+            except BaseException as error:  # noqa: BLE001 - each of them will meet its own
                 unsure = is_trouble(error)
             else:
                 for job in jobs:
@@ -268,7 +268,7 @@ def _alone(do: Callable[[Sequence[Any]], None], job: Job, *, unsure: bool) -> No
         except Conflict as error:
             # A commit whose answer was lost has been done after all: this claim is still ours, so it was us.
             return job.answer(None) if unsure else job.fail(error)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
             if pause is None or not is_trouble(error):
                 return job.fail(error)
             unsure = True
