@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 import takehold
 from takehold.fragments import AsyncWorker, Fragment, Look, Pipeline, Worker
@@ -137,10 +139,14 @@ def test_an_exit_out_of_a_pipeline_is_a_failure_of_its_fragment(
         if where == step and "s3" in names:
             raise error
 
+    def stored(connection: Connection, results: Sequence[tuple[Fragment, str]]) -> None:
+        write(connection, results)
+        leave("write", *(fragment.name for fragment, _ in results))
+
     pipeline = Pipeline(
         "text/1",
         extraction(lambda fragment: leave("extract", fragment.name), face),
-        lambda connection, results: (write(connection, results), leave("write", *(one.name for one, _ in results))),
+        stored,
         remove,
         validate=lambda fragment, _: leave("validate", fragment.name),
         prepare=prepare,
@@ -174,7 +180,8 @@ def test_a_cancelled_worker_ends_and_records_no_failure(file_site: Site) -> None
             await running
 
     asyncio.run(go())
-    assert Look(file_site.url).failures() == Look(file_site.url).in_hand() == []
+    assert Look(file_site.url).failures() == []
+    assert Look(file_site.url).in_hand() == []
     assert file_site.run().done == 6
 
 
@@ -330,6 +337,57 @@ def test_a_document_that_cannot_be_read_is_reported_and_keeps_its_results(site: 
     assert (counts.unchanged, counts.removed) == (1, 0)
     assert [failure.identity for failure in counts.failures] == ["corpus/a.md"]
     assert site.results() == there
+
+
+def test_a_link_that_leads_nowhere_is_reported_and_keeps_its_results(site: Site, face: str) -> None:
+    site.document("a.md", one="1")
+    away = site.folder.parent / "away.md"
+    away.write_text("# two\n\n2\n")
+    (site.folder / "b.md").symlink_to(away)
+    site.run(face)
+    there = site.results()
+    assert len(there) == 2
+    away.unlink()
+    (site.folder / "loop.md").symlink_to("loop.md")
+    counts = site.run(face)
+    assert (counts.unchanged, counts.removed) == (1, 0)
+    assert sorted(failure.identity for failure in counts.failures) == ["corpus/b.md", "corpus/loop.md"]
+    assert site.results() == there
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00broken", None], ids=["bytes", "a loop"])
+def test_a_document_that_breaks_during_the_run_does_not_end_it(site: Site, face: str, content: bytes | None) -> None:
+    site.documents(4, 2)
+
+    def during(fragment: Fragment) -> None:
+        path = site.folder / ("d0001.md" if fragment.document == "d0000.md" else "d0000.md")
+        if len(site.diary.lines("begin")) == 1:
+            path.unlink()
+            if content is None:
+                path.symlink_to(path.name)
+            else:
+                path.write_bytes(content)
+
+    counts = site.run(face, site.recorder(during=during), concurrency=1)
+    [failure] = counts.failures
+    assert failure.identity in ("corpus/d0000.md", "corpus/d0001.md")
+    assert (counts.done, counts.pending, counts.failed) == (6, 0, 0)
+    assert len(site.results()) == 6
+
+
+def test_only_regular_files_are_documents(file_site: Site) -> None:
+    """Nobody writes into this pipe: to open it would take for ever."""
+    file_site.document("a.md", one="1")
+    file_site.document("b.md", one="2")
+    assert file_site.run().done == 2
+    os.mkfifo(file_site.folder / "pipe.md")
+    (file_site.folder / "b.md").unlink()
+    os.mkfifo(file_site.folder / "b.md")
+    (file_site.folder / "device.md").symlink_to("/dev/zero")
+    counts = Background(file_site.run).join()
+    assert (counts.documents, counts.unchanged, counts.removed, counts.failures) == (1, 1, 1, [])
+    with pytest.raises(OSError, match="no regular file"):
+        file_site.corpus.fragments("pipe.md")
 
 
 @pytest.mark.covers("R-18")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -65,17 +66,25 @@ class Folder:
         for folder, below, files in os.walk(self._path, onerror=_raise):
             below[:] = [name for name in below if not name.startswith(".")]
             for name in files:
-                if not name.startswith(".") and self._splitter(name) is not None:
-                    yield (Path(folder) / name).relative_to(self._path).as_posix()
+                if name.startswith(".") or self._splitter(name) is None:
+                    continue
+                path = Path(folder) / name
+                if not _is_other(path):
+                    yield path.relative_to(self._path).as_posix()
 
     def _splitter(self, document: str) -> Splitter | None:
         return self._splitters.get(os.path.splitext(document)[1].lower())
 
     def version(self, document: str) -> Hashable | None:
-        """Inode, size and times: what changes with every write."""
+        """Inode, size and times: what changes with every write. `OSError` when a link leads nowhere."""
+        path = self._path / document
         try:
-            seen = os.stat(self._path / document)
+            seen = os.stat(path)
         except FileNotFoundError:
+            if path.is_symlink():
+                raise  # what it leads to is away, perhaps for a while, and nobody has removed the document
+            return None
+        if not stat.S_ISREG(seen.st_mode):
             return None
         return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
@@ -84,8 +93,24 @@ class Folder:
         splitter = self._splitter(document)
         if splitter is None:
             raise UsageError(f"{document!r} is no document of {self!r}")
-        text = (self._path / document).read_bytes().decode().removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+        text = _bytes_of(self._path / document).decode().removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
         return [Fragment(self._name, document, name, content) for name, content in splitter(text)]
+
+
+def _is_other(path: Path) -> bool:
+    """Whether it is a pipe, a device or the like. What cannot be told is a document, with an error when it is read."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _bytes_of(path: Path) -> bytes:
+    # A pipe that has taken the place of the file would wait for a writer, with all that is to be read behind it.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{str(path)!r} is no regular file")
+        return file.read()
 
 
 def _raise(error: OSError) -> None:

@@ -32,6 +32,7 @@ class Reader:
         self._next = 0
         self._over: list[tuple[Fragment, object]] = []
         self._seen: set[str] = set()
+        self._mutex = threading.Lock()
         self._unread: set[str] = set()
         self._known_here = 0
         self._again = _Again(corpus)
@@ -51,20 +52,29 @@ class Reader:
         while len(batch) < BATCH and self._next < len(self._documents):
             document = self._documents[self._next]
             self._next += 1
-            # Its version first: if it changes while it is read, what we read does not pass for the newer one.
-            version = self._corpus.version(document)
+            version: object = None
+            fragments: Sequence[Fragment] = ()
             try:
+                # Its version first: if it changes while it is read, what we read does not pass for the newer one.
+                version = self._corpus.version(document)
                 fragments = self._corpus.fragments(document) if version is not None else ()
-            except Exception as error:  # noqa: BLE001 - one document that cannot be read does not stop the others
-                self._unread.add(document)
-                self._counts.failures.append(Failure(f"{self._corpus.name}/{document}", _sentence(error), 0))
-                fragments = ()
+            except BaseException as error:  # noqa: BLE001 - one document that cannot be read does not stop the others
+                self.unreadable(document, error)
             self._counts.read += 1
             self._counts.seen += len(fragments)
             self._seen.update(fragment.identity for fragment in fragments)
             batch += [(fragment, version) for fragment in fragments]
         self._over = batch[BATCH:]
         return batch[:BATCH]
+
+    def unreadable(self, document: str, error: BaseException) -> None:
+        """Report a document, once; what is known of it stays."""
+        with self._mutex:
+            if document in self._unread:
+                return
+            self._unread.add(document)
+        error_text = f"{type(error).__name__}: {error}"
+        self._counts.failures.append(Failure(f"{self._corpus.name}/{document}", error_text, 0))
 
     def _due(self, batch: Sequence[tuple[Fragment, object]]) -> list[Work]:
         known = self._ledger.find(fragment.identity for fragment, _ in batch)
@@ -92,7 +102,10 @@ class Reader:
         ]
 
     def current(self, work: Work) -> Work | None:
-        """The same work if its document is as it was, another if it has changed; None when nothing is left to do."""
+        """The same work if its document is as it was, another if it has changed; None when nothing is left to do.
+
+        Raises what is wrong with the document.
+        """
         version = self._corpus.version(work.document)
         if work.fragment is not None and version == work.version:
             return work
@@ -132,7 +145,3 @@ class _Again:
 def work_of(fragment: Fragment, version: object) -> Work:
     """What is to be done with a fragment."""
     return Work(fragment.identity, fragment.corpus, fragment.document, fragment.hash, fragment, version)
-
-
-def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

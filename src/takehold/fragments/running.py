@@ -179,7 +179,13 @@ class Run:
                 return await self._under_lock(work, hold)
 
     async def _under_lock(self, work: Work, hold: Any) -> Callable[[], None]:
-        now = self._reader.current(work)
+        try:
+            now = self._reader.current(work)
+        except BaseException as error:
+            if self._colour.ends(error):
+                raise
+            self._reader.unreadable(work.document, error)
+            return lambda: self._backlog.finished(time.monotonic())
         if now is not work:
             # Others keys, perhaps another content: from the beginning.
             return lambda: self._replaced(now)
@@ -195,8 +201,8 @@ class Run:
         if past is not None and past.done:
             return lambda: self._settled("elsewhere", by_others=True)
         if past is not None and past.failed(self._limits.attempts):
-            error = Failure(work.identity, past.error or "", past.attempts)
-            return lambda: self._given_up(error)
+            failure = Failure(work.identity, past.error or "", past.attempts)
+            return lambda: self._given_up(failure)
         return await self._work_on(work, claim, fragment)
 
     async def _work_on(self, work: Work, claim: Claim, fragment: Fragment) -> Callable[[], None]:
