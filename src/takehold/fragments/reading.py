@@ -44,7 +44,12 @@ class Reader:
             batch = self._batch()
             if not batch:
                 return self._gone(), True
-            if due := self._due(batch):
+            try:
+                due = self._due(batch)
+            except BaseException:
+                self._over = batch + self._over  # it is read already, and asked for again
+                raise
+            if due:
                 return due, False
 
     def _batch(self) -> list[tuple[Fragment, object]]:

@@ -19,7 +19,7 @@ from takehold.fragments.corpus import Corpus
 from takehold.fragments.counts import Counts, Failure
 from takehold.fragments.fragment import Fragment, locks_of
 from takehold.fragments.ledger import Claim, Ledger
-from takehold.fragments.ledger.trouble import is_trouble
+from takehold.fragments.ledger.trouble import Theirs
 from takehold.fragments.pipeline import Pipeline
 from takehold.fragments.reading import Reader
 
@@ -103,12 +103,22 @@ class Run:
             elif isinstance(step, Work):
                 return step
             elif step == "read":
-                await self._colour.call(self._read)
+                await self._ask(self._read)
             elif step == "sift":
-                await self._colour.call(self._sift)
+                await self._ask(self._sift)
             else:
                 await self._colour.sleep(step)
         return None
+
+    async def _ask(self, question: Callable[[], None]) -> None:
+        """The ledger; who asks next asks again when it does not answer."""
+        try:
+            await self._colour.call(question)
+        except BackendUnavailable as error:
+            self._bear(error)
+            await self._colour.sleep(AFTER_TROUBLE)
+        else:
+            self._trouble = None
 
     def _read(self) -> None:
         try:
@@ -145,11 +155,9 @@ class Run:
             self._backlog.again(work, time.monotonic(), AFTER_A_FAILURE)
         except BackendUnavailable as error:
             self._again_after(work, error)
-        except Exception as error:
-            if not is_trouble(error):
-                self._backlog.finished(time.monotonic())
-                raise
-            self._again_after(work, error)
+        except Exception:
+            self._backlog.finished(time.monotonic())
+            raise
         except BaseException:  # cancelled: what we had is free again
             self._backlog.again(work, time.monotonic(), 0.0)
             raise
@@ -157,15 +165,18 @@ class Run:
             self._trouble = None
             outcome()
 
-    def _again_after(self, work: Work, error: Exception) -> None:
+    def _again_after(self, work: Work, error: BackendUnavailable) -> None:
         """The locks or the ledger do not answer: that says nothing about the fragment."""
+        self._backlog.again(work, time.monotonic(), AFTER_TROUBLE)
+        self._bear(error)
+
+    def _bear(self, error: BackendUnavailable) -> None:
+        """Say it, and go on; raise when it has gone on for too long."""
         now = time.monotonic()
-        self._trouble = self._trouble or now
-        if now - self._trouble > MOST_TROUBLE:
-            self._backlog.finished(now)
+        self._trouble = began = self._trouble or now
+        if now - began > MOST_TROUBLE:
             raise BackendUnavailable(f"nothing went well for {MOST_TROUBLE:g} s, at last: {error}") from error
         log.warning("%s: %s", type(error).__name__, error, extra={"event": "fragments.trouble"})
-        self._backlog.again(work, now, AFTER_TROUBLE)
 
     async def _attempt(self, work: Work) -> Callable[[], None]:
         """Take the locks and work under them; what to tell the backlog when they are free again."""
@@ -196,8 +207,7 @@ class Run:
         past = claim.past.get(work.hash)
         fragment = work.fragment
         if fragment is None:
-            await self._colour.answer(self._ledger.remove(claim))
-            return lambda: self._settled("removed")
+            return await self._remove(work, claim)
         if past is not None and past.done:
             return lambda: self._settled("elsewhere", by_others=True)
         if past is not None and past.failed(self._limits.attempts):
@@ -223,16 +233,23 @@ class Run:
         try:
             claim.check()
             await self._colour.answer(self._ledger.write(claim, fragment, result))
-        except HoldLost:
+        except (HoldLost, BackendUnavailable):
             raise
         except BaseException as error:
             if self._colour.ends(error):
                 raise
             claim.check()
-            if is_trouble(error):
-                raise
-            return await self._failed(work, claim, error)
+            return await self._failed(work, claim, error.error if isinstance(error, Theirs) else error)
         return lambda: self._settled("done")
+
+    async def _remove(self, work: Work, claim: Claim) -> Callable[[], None]:
+        try:
+            await self._colour.answer(self._ledger.remove(claim))
+        except Theirs as error:
+            # Its run stays as it is, so the next run tries again.
+            failure = Failure(work.identity, f"{type(error.error).__name__}: {error.error}", 1)
+            return lambda: self._given_up(failure)
+        return lambda: self._settled("removed")
 
     async def _extracted(self, fragment: Fragment) -> Any:
         self._add("extracted")

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
 
 from takehold import Conflict
 from takehold.fragments.fragment import Fragment
@@ -21,7 +21,7 @@ from takehold.fragments.ledger.link import Link
 from takehold.fragments.ledger.place import Place
 from takehold.fragments.ledger.schema import check_format, make_tables, tables_are_there
 from takehold.fragments.ledger.statements import batch, facts_of, statements_for
-from takehold.fragments.ledger.trouble import is_trouble
+from takehold.fragments.ledger.trouble import Trouble, hear, ours, theirs
 from takehold.fragments.pipeline import Pipeline
 
 __all__ = ["Claim", "Ledger", "Past"]
@@ -42,6 +42,7 @@ class Ledger:
         self._facts = facts_of(pipeline.profile)
         self._owner = f"{socket.gethostname()}:{os.getpid()}" + (f" ({label})" if label else "")
         self._writing = place.engine()
+        event.listen(self._writing, "handle_error", hear)
         # Two writers of one SQLite file would only wait for each other.
         self._stamping = place.engine(stamps=True) if place.kind == "postgresql" else self._writing
         self._writes = Lane("takehold-ledger", partial(self._do, self._writing))
@@ -150,7 +151,7 @@ class Ledger:
             }
             for one in claims
         ]
-        with self._stamping.begin() as connection:
+        with ours(), self._stamping.begin() as connection:
             statement = Link(connection)
             answer = statement.send(self._sql.stamp, {"batch": batch(rows), "owner": self._owner})
             stamped = {identity: row for row, identity, _ in answer}
@@ -177,7 +178,7 @@ class Ledger:
             try:
                 do([job.what for job in jobs])
             except BaseException as error:  # noqa: BLE001 - each of them will meet its own
-                unsure = is_trouble(error)
+                unsure = isinstance(error, Trouble)
             else:
                 for job in jobs:
                     job.answer(None)
@@ -191,11 +192,12 @@ class Ledger:
         writes = sorted(writes, key=lambda one: one.claim.identity)
         old = [one.claim.identity for one in writes if one.claim.past or one.claim.outdated]
         new = [(one.fragment, one.result) for one in writes if one.fragment is not None]
-        with self._writing.begin() as connection:
-            if old:
-                pipeline.remove(connection, old)
-            if new:
-                pipeline.write(connection, new)
+        with ours(), self._writing.begin() as connection:
+            with theirs(connection):
+                if old:
+                    pipeline.remove(connection, old)
+                if new:
+                    pipeline.write(connection, new)
             statement = Link(connection)
             if len(new) < len(writes):
                 self._forget(statement, [one.claim for one in writes if one.fragment is None])
@@ -203,7 +205,7 @@ class Ledger:
                 self._record(statement, [(one.claim, DONE, None) for one in writes if one.fragment is not None])
 
     def _fail_all(self, failures: Sequence[tuple[Claim, str]]) -> None:
-        with self._writing.begin() as connection:
+        with ours(), self._writing.begin() as connection:
             self._record(Link(connection), [(claim, FAILED, error) for claim, error in failures])
 
     def _record(self, statement: Link, runs: Sequence[tuple[Claim, str, str | None]]) -> None:
@@ -252,7 +254,7 @@ class Ledger:
 
 def _one_call(engine: Engine, job: Job) -> None:
     try:
-        with engine.begin() as connection:
+        with ours(), engine.begin() as connection:
             answer = job.what(connection)
     except Exception as error:  # noqa: BLE001 - it is the caller's
         job.fail(error)
@@ -269,7 +271,7 @@ def _alone(do: Callable[[Sequence[Any]], None], job: Job, *, unsure: bool) -> No
             # A commit whose answer was lost has been done after all: this claim is still ours, so it was us.
             return job.answer(None) if unsure else job.fail(error)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
-            if pause is None or not is_trouble(error):
+            if pause is None or not isinstance(error, Trouble):
                 return job.fail(error)
             unsure = True
             time.sleep(pause)
