@@ -182,6 +182,25 @@ def test_an_append_does_not_read_what_was_in_the_table_before(clickhouse_client:
     assert read < 500_000
 
 
+@pytest.mark.covers("A-39")
+def test_a_block_that_begins_while_a_table_is_read_is_not_read_by_halves(
+    clickhouse_client: Any, table: Table, writer: Callable[..., Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = writer(writer=2, rows=30_000, slow=0.01, settings=ROW_BY_ROW)
+    one.ready()
+    table.append(rows_of(1, 1, 5))
+    listed = table._reader.blocks
+
+    async def then_another_begins(only: int | None = None) -> Any:
+        found = await listed(only)
+        one.go()
+        eventually(lambda: count(clickhouse_client) > 7, "it is in the middle")
+        return found
+
+    monkeypatch.setattr(table._reader, "blocks", then_another_begins)
+    assert table.read()["w"].to_pylist() == [1] * 5
+
+
 def test_the_client_asks_rows_for_their_text_and_gets_none(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once this fails the client has stopped looking for SQL in bodies, and `Body` can go."""
     assert Body(b"INSERT INTO \xff").decode("utf-8", errors="surrogateescape") == ""

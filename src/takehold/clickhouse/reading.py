@@ -64,10 +64,25 @@ class Reader:
         return await self._rows(described, f" WHERE {BLOCK} = {number}")
 
     async def _read_all(self, described: Description, *, unfinished: bool) -> Any:
-        partial = [] if unfinished else [block.id for block in await self.blocks() if not block.finished]
-        which = f" WHERE {BLOCK} NOT IN ({', '.join(map(str, partial))})" if partial else ""
-        table = await self._rows(described, which)
+        blocks = [] if unfinished else await self.blocks()
+        partial = [block.id for block in blocks if not block.finished]
+        table = await self._rows(described, "" if unfinished else await self._whole(blocks, partial))
         return table.replace_schema_metadata({**(table.schema.metadata or {}), UNFINISHED: str(len(partial)).encode()})
+
+    async def _whole(self, blocks: list[Block], partial: list[int]) -> str:
+        """The condition for the rows of blocks that were finished when they were listed, and for those of no block.
+
+        Says what is read, and not what is left out: a block may begin, or end, between the list and the rows.
+        """
+        if (await self._appender.description()).lacks:
+            return ""  # nobody has appended yet
+        finished = [block.fence for block in blocks if block.finished]
+        if not finished:
+            return f" WHERE {BLOCK} = 0"
+        ledger = self._appender.ledger
+        ids = f"SELECT id FROM {ledger.sql} WHERE {ledger.whose} AND state = 'finished' AND fence <= {max(finished)}"
+        late = f" AND {BLOCK} NOT IN ({', '.join(map(str, partial))})" if partial else ""
+        return f" WHERE ({BLOCK} = 0 OR {BLOCK} IN ({ids})){late}"
 
     async def _rows(self, described: Description, which: str) -> Any:
         names = ", ".join(identifier(column.name) for column in described.columns if column.default != "EPHEMERAL")
