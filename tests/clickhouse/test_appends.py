@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import takehold
 import takehold.clickhouse
 from takehold import Locks, StaleFence, UnknownOutcome
 from takehold.clickhouse import Table
-from takehold.clickhouse.appending import query_tag
+from takehold.clickhouse.appending import Rows, query_tag
+from takehold.clickhouse.block import Block
 from takehold.clickhouse.channel import Body
 from takehold.runtime import run
 from takehold.testing.faces import eventually
@@ -266,7 +268,7 @@ class Dead:
     """The hold of a writer that has died without knowing."""
 
     lost = False
-    fence = 1
+    fence = 0
     owner = takehold.Owner("elsewhere", 7, None, "")
 
     def check(self) -> None: ...
@@ -385,6 +387,56 @@ def _overtake(client: Any, table: Table, postgres_server: Any, writer: Callable[
     cut_off(postgres_server)
     next_one.go()
     assert "blocks" in next_one.result()
+
+
+def three(writer: int) -> Rows:
+    """Rows of which it is known before how many they are."""
+    return Rows(
+        ("w", "b", "n"),
+        f"SELECT toUInt8({writer}) AS w, toUInt32(1) AS b, toUInt32(number) AS n FROM numbers(3)",
+        count=3,
+    )
+
+
+@pytest.mark.covers("A-18", "A-42")
+def test_a_call_of_two_parts_whose_first_answer_is_lost_is_unknown_and_repeated_with_its_token(
+    clickhouse_client: Any, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appender = table._appender
+    command, lost = appender.channel.command, list[str]()
+
+    async def losing(sql: str, *args: Any, **settings: Any) -> Any:
+        answer = await command(sql, *args, **settings)
+        if sql.startswith(f"INSERT INTO {table.name.sql}") and not lost:
+            lost.append(sql)
+            raise ConnectionError("the answer got lost")
+        return answer
+
+    monkeypatch.setattr(appender.channel, "command", losing)
+    with pytest.raises(UnknownOutcome, match="answer was lost") as caught:
+        run(appender.write([three(1), three(2)], "nightly"))
+    (block,) = table.blocks()
+    assert (block.id, block.state, block.rows) == (caught.value.block, "unfinished", 3)  # type: ignore[attr-defined]
+    assert run(appender.write([three(1), three(2)], "nightly")).rows == 6
+    assert runs(clickhouse_client, "events") == [(1, 1), (2, 1)]
+
+
+@pytest.mark.covers("A-18", "A-38")
+def test_whoever_is_overtaken_between_two_parts_is_not_told_that_nothing_was_written(
+    clickhouse_client: Any, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appender = table._appender
+    send = appender._send
+
+    async def then_overtaken(rows: Rows, block: Block, query_id: str) -> int:
+        written = await send(rows, block, query_id)
+        await appender.ledger.begin(replace(block, id=block.id + 1, fence=block.fence + 1))
+        return written
+
+    monkeypatch.setattr(appender, "_send", then_overtaken)
+    with pytest.raises(UnknownOutcome, match="a writer with fence"):
+        run(appender.write([three(1), three(2)]))
+    assert table.blocks()[0].rows == count(clickhouse_client) == 3
 
 
 @pytest.mark.covers("A-42")

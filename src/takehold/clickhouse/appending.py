@@ -127,7 +127,8 @@ class Appender:
         if token is not None or len(parts) > 1:
             await self.ledger.begin(block)
         for index, rows in enumerate(parts):
-            written = await self._insert(rows, block, f"{self._tag}{block.fence}-{block.id}-{index}", hold)
+            query_id = f"{self._tag}{block.fence}-{block.id}-{index}"
+            written = await self._insert(rows, block, query_id, hold, last=index + 1 == len(parts))
             block = replace(block, rows=block.rows + written)
         try:
             await self.ledger.finish(block, described, expected)
@@ -182,7 +183,7 @@ class Appender:
 
     # -- one statement -----------------------------------------------------------------------------------
 
-    async def _insert(self, rows: Rows, block: Block, query_id: str, hold: Any) -> int:
+    async def _insert(self, rows: Rows, block: Block, query_id: str, hold: Any, *, last: bool) -> int:
         for attempt in range(ATTEMPTS):
             if block.rows and hold.lost:
                 raise _unknown(block, "its lock was lost")
@@ -197,11 +198,11 @@ class Appender:
                     self.forget()  # somebody may have dropped it and made it again
                     await self._prepare()
                 else:
-                    return await self._settle(rows, block, query_id, error, hold)
+                    return await self._settle(rows, block, query_id, error, hold, last=last)
             except BaseException:  # cancelled, or Ctrl-C: the server would go on
                 await self._give_up(block, query_id)
                 raise
-        raise StaleFence(f"{self.name}: inserts of other writers kept coming; nothing was written")
+        raise await self._refused(block, f"{self.name}: inserts of other writers kept coming")
 
     async def _send(self, rows: Rows, block: Block, query_id: str) -> int:
         names = ", ".join(map(identifier, rows.columns))
@@ -249,16 +250,24 @@ class Appender:
             orphans[number] = Block(number, block.table, 0, "unfinished", writer, fence)
         newest = max([await self.ledger.newest_fence(), *(orphan.fence for orphan in orphans.values())])
         if newest > block.fence:
-            raise StaleFence(
-                f"{self.name}: a writer with fence {newest} was there, this one has {block.fence}; nothing was written."
-                " If the locks moved to another place, let their fences start above: takehold init URL --fence-from"
-                f" {newest}"
+            raise await self._refused(
+                block,
+                f"{self.name}: a writer with fence {newest} was there, this one has {block.fence}",
+                f". If the locks moved to another place, let their fences start above: takehold init URL --fence-from"
+                f" {newest}",
             )
         if orphans:
             await self._end(f"startsWith(query_id, {text(self._tag)})")
             described = await self.description()
             for orphan in orphans.values():
                 await self.ledger.abandon(orphan, described)
+
+    async def _refused(self, block: Block, why: str, remedy: str = "") -> Exception:
+        """What to raise when the server took nothing of a statement: the block may have rows of an earlier one."""
+        if not block.rows:
+            return StaleFence(f"{why}; nothing was written{remedy}")
+        await self.ledger.abandon(block, await self.description())
+        return _unknown(block, why)
 
     async def clear(self) -> None:
         """End every insert of this key, for a holder who is about to insert by other means."""
@@ -271,11 +280,12 @@ class Appender:
 
     # -- when it failed ----------------------------------------------------------------------------------
 
-    async def _settle(self, rows: Rows, block: Block, query_id: str, error: Exception, hold: Any) -> int:
+    async def _settle(self, rows: Rows, block: Block, query_id: str, error: Exception, hold: Any, *, last: bool) -> int:
         """Find out what became of an insert that failed: how many rows it wrote, if it was all of them."""
         described = await self.description()
         try:
-            if getattr(error, "code", None) is None:  # not the server's answer: it may run on, or only just arrive
+            lost = getattr(error, "code", None) is None  # no answer of the server: it may run on, or only just arrive
+            if lost:
                 await self.ledger.abandon(block, described)  # from here on the guard refuses it
                 await self._end(f"query_id = {text(query_id)}")
             written = await self.ledger.rows_of(block.id) - block.rows
@@ -285,6 +295,8 @@ class Appender:
         if hold.lost:
             raise _unknown(block, "its lock was lost") from error
         if written and written == rows.count:
+            if lost and not last:  # the guard that kept this part from arriving late keeps the others out too
+                raise _unknown(block, "the server's answer was lost") from error
             return written
         if written or block.rows:
             await self.ledger.abandon(block, described)
