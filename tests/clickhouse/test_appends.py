@@ -421,6 +421,36 @@ def test_a_call_of_two_parts_whose_first_answer_is_lost_is_unknown_and_repeated_
     assert runs(clickhouse_client, "events") == [(1, 1), (2, 1)]
 
 
+@pytest.mark.covers("A-18", "A-42")
+@pytest.mark.parametrize("known", [True, False], ids=["of-known-length", "of-a-select"])
+def test_a_writer_that_stalls_before_its_record_while_its_token_is_used_again_is_one_block(
+    clickhouse_client: Any, table: Table, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Either the other one finds the whole block, and returns it, or it is the other one's and the first is told."""
+    data = three(1) if known else replace(three(1), count=None)
+    appender = table._appender
+    other = Table(clickhouse_client, "events", locks=appender._locks)._appender
+    table.append(rows_of(9, 1, 1))
+    hold = appender.lock().acquire()
+    hold.release()
+    stalled = Dead()
+    stalled.fence = hold.fence  # it was lost, and it does not know
+    finish, blocks = appender.ledger.finish, list[Block]()
+
+    async def too_late(*args: Any, **settings: Any) -> None:
+        blocks.append(await other.write([data], "nightly"))
+        await finish(*args, **settings)
+
+    monkeypatch.setattr(appender.ledger, "finish", too_late)
+    with pytest.raises(UnknownOutcome) as caught:
+        run(appender.write_held([data], stalled, "nightly"))
+    assert (blocks[0].id == caught.value.block) is known  # type: ignore[attr-defined]
+    assert run(other.write([data], "nightly")).id == blocks[0].id
+    assert count(clickhouse_client, "w = 1") == table.read(blocks[0]).num_rows == 3
+    assert table.read().num_rows == 4
+    assert [one.id for one in table.blocks() if one.finished and one.token] == [blocks[0].id]
+
+
 @pytest.mark.covers("A-18", "A-38")
 def test_whoever_is_overtaken_between_two_parts_is_not_told_that_nothing_was_written(
     clickhouse_client: Any, table: Table, monkeypatch: pytest.MonkeyPatch

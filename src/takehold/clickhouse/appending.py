@@ -119,7 +119,7 @@ class Appender:
         described = await self._prepare()
         counts = [rows.count for rows in parts]
         expected = None if None in counts else sum(filter(None, counts))
-        if token is not None and (before := await self._before(token, described, expected)) is not None:
+        if token is not None and (before := await self._before(token, described, expected, hold.fence)) is not None:
             return before
         owner = hold.owner
         writer = f"{owner.host}:{owner.pid}" + (f" ({owner.label})" if owner.label else "")
@@ -131,7 +131,8 @@ class Appender:
             written = await self._insert(rows, block, query_id, hold, last=index + 1 == len(parts))
             block = replace(block, rows=block.rows + written)
         try:
-            await self.ledger.finish(block, described, expected)
+            query_id = f"{self._tag}{block.fence}-{block.id}-{len(parts)}"  # who takes the block's token over ends it
+            await self.ledger.finish(block, described, expected, query_id=query_id)
         except Exception as error:
             raise _unknown(block, "its lock was lost" if hold.lost else "it could not be recorded") from error
         if hold.lost:
@@ -161,23 +162,29 @@ class Appender:
         self._prepared = True
         return described
 
-    async def _before(self, token: str, described: Description, expected: int | None) -> Block | None:
+    async def _before(self, token: str, described: Description, expected: int | None, fence: int) -> Block | None:
         """What an earlier call with the token left: its block if it is whole, else nothing is left of it afterwards."""
+        left: list[Block] = []
         for number in await self.ledger.of_token(token):
-            if not (found := await self.ledger.blocks(described, number)):
-                continue  # of a table that was dropped
-            (block,) = found
-            if block.finished:
-                return block
-            await self._end(f"query_id LIKE {text(f'{self._tag}%-{number}-%')}")
-            rows = await self.ledger.rows_of(number)
+            found = await self.ledger.blocks(described, number)  # none if it is of a table that was dropped
+            if found and found[0].finished:
+                return found[0]
+            left += found
+        for block in left:
+            # Its writer may only be slow. What it sends from here on is refused, what it has sent is ended; then look.
+            taken = replace(block, fence=fence)
+            await self.ledger.abandon(taken, described)
+            await self._end(f"query_id LIKE {text(f'{self._tag}%-{block.id}-%')}")
+            rows = await self.ledger.rows_of(block.id)
+            (now,) = await self.ledger.blocks(described, block.id) or [block]
+            if now.finished:
+                return now
             if rows == expected:
-                await self.ledger.finish(block, described, expected)
-                return (await self.ledger.blocks(described, number))[0]
-            await self.ledger.abandon(block, described)
+                await self.ledger.finish(taken, described, expected)
+                return (await self.ledger.blocks(described, block.id))[0]
             if rows:
                 await self.channel.command(
-                    f"DELETE FROM {self.name.sql}{self.channel.on_cluster} WHERE {BLOCK} = {number}"
+                    f"DELETE FROM {self.name.sql}{self.channel.on_cluster} WHERE {BLOCK} = {block.id}"
                 )
         return None
 

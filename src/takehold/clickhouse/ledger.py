@@ -49,27 +49,34 @@ class Ledger:
         """Say that a call of several statements is under way: between two of them nothing else would tell."""
         await self._write(block, "running", "SELECT 0 AS n, NULL AS low, NULL AS high")
 
-    async def finish(self, block: Block, description: Description, expected: int | None) -> None:
+    async def finish(self, block: Block, description: Description, expected: int | None, **settings: Any) -> None:
         """Record the block as finished.
 
         Rows are looked at only where something is to be learned from them: a table that was there before us may
         have parts without our columns and their index, and counting would go through all of them.
         """
         if description.row_id is None and expected is not None:
-            await self._write(block, "finished", f"SELECT {expected} AS n, NULL AS low, NULL AS high")
-            return
-        complete = "" if expected is None else f" HAVING throwIf(n != {expected}, 'takehold: rows are missing') = 0"
-        await self._write(block, "finished", _counted(block, description) + complete)
+            counted = f"SELECT {expected} AS n, NULL AS low, NULL AS high"
+        else:
+            counted = _counted(block, description)
+            if expected is not None:
+                counted += f" HAVING throwIf(n != {expected}, 'takehold: rows are missing') = 0"
+        await self._write(block, "finished", counted, **settings)
 
     async def abandon(self, block: Block, description: Description) -> None:
         """Record the block as unfinished, with the rows its writer got to."""
         await self._write(block, "unfinished", _counted(block, description), **self._channel.apart())
 
     async def _write(self, block: Block, state: State, counted: str, **settings: Any) -> None:
+        taken = ""
+        if state == "finished" and block.token is not None:
+            # Another call with the token may have taken the block for left behind, and its rows away.
+            newer = f"{self.whose} AND fence > {block.fence} AND id = {block.id}"
+            taken = f" WHERE throwIf((SELECT count() FROM {self.sql} WHERE {newer}) > 0, 'takehold: taken over') = 0"
         await self._channel.command(
             f"INSERT INTO {self.sql} (table, id, fence, writer, rows, first, last, state, token, at)"
             f" SELECT {text(self._name.table)}, {block.id}, {block.fence}, {text(block.writer)}, n, low, high,"
-            f" {text(state)}, {text(block.token or '')}, now64(3) FROM ({counted})",
+            f" {text(state)}, {text(block.token or '')}, now64(3) FROM ({counted}){taken}",
             **SETTINGS,
             **settings,
         )
@@ -98,6 +105,16 @@ class Ledger:
         newer = f"fence >= {block.fence} AND (fence > {block.fence} OR {state})"
         return f"SELECT count() FROM {self.sql} WHERE {self.whose} AND {newer}"
 
+    async def whole(self) -> str:
+        """The condition for rows of blocks that are finished now and of none, the same in every statement.
+
+        It says what is read, and not what is left out: a block may begin, or end, before the rows are selected.
+        """
+        finished = f"{self.whose} AND state = 'finished'"
+        last = (await self._channel.rows(f"SELECT max(fence) FROM {self.sql} WHERE {finished}"))[0][0]
+        ids = f"SELECT id FROM {self.sql} WHERE {finished} AND fence <= {last}"
+        return f"({BLOCK} = 0 OR {BLOCK} IN ({ids}))"
+
     async def blocks(self, description: Description, only: int | None = None) -> list[Block]:
         """Every block, oldest first: what was recorded, and what rows tell of those who did not live to record.
 
@@ -105,7 +122,7 @@ class Ledger:
         """
         this = "" if only is None else f" AND id = {only}"
         recorded = await self._channel.rows(
-            "SELECT id, max(fence), any(writer), argMax(rows, state), argMax(first, state), argMax(last, state),"
+            "SELECT id, min(fence), any(writer), argMax(rows, state), argMax(first, state), argMax(last, state),"
             f" toString(max(state)), any(token), toUnixTimestamp64Milli(max(at))"
             f" FROM {self.sql} WHERE {self.whose}{this} GROUP BY id"
         )

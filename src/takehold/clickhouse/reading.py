@@ -28,10 +28,7 @@ class Reader:
     async def blocks(self, only: int | None = None) -> list[Block]:
         """Every block, or one; none is called unfinished before it is certain that its writer is gone."""
         appender = self._appender
-        described = await appender.description()
-        if described.lacks:
-            appender.forget()  # nobody has appended yet
-            described = await appender.description()
+        described = await self._described()
         if described.lacks:
             return []
         blocks = await appender.ledger.blocks(described, only)
@@ -46,11 +43,18 @@ class Reader:
         finally:
             await settled(hold.release())
 
+    async def _described(self) -> Description:
+        described = await self._appender.description()
+        if described.lacks:  # nobody had appended yet
+            self._appender.forget()
+            described = await self._appender.description()
+        return described
+
     async def read(self, block: Block | int | None, *, unfinished: bool = False) -> Any:
         """The rows of one block, or of all that are finished."""
-        described = await self._appender.description()
         if block is None:
-            return await self._read_all(described, unfinished=unfinished)
+            return await self._read_all(unfinished=unfinished)
+        described = await self._appender.description()
         number = block.id if isinstance(block, Block) else block
         if isinstance(number, bool) or not isinstance(number, int):
             raise UsageError(f"a block is told by its id, not by {block!r}")
@@ -63,26 +67,15 @@ class Reader:
             )
         return await self._rows(described, f" WHERE {BLOCK} = {number}")
 
-    async def _read_all(self, described: Description, *, unfinished: bool) -> Any:
-        blocks = [] if unfinished else await self.blocks()
-        partial = [block.id for block in blocks if not block.finished]
-        table = await self._rows(described, "" if unfinished else await self._whole(blocks, partial))
-        return table.replace_schema_metadata({**(table.schema.metadata or {}), UNFINISHED: str(len(partial)).encode()})
-
-    async def _whole(self, blocks: list[Block], partial: list[int]) -> str:
-        """The condition for the rows of blocks that were finished when they were listed, and for those of no block.
-
-        Says what is read, and not what is left out: a block may begin, or end, between the list and the rows.
-        """
-        if (await self._appender.description()).lacks:
-            return ""  # nobody has appended yet
-        finished = [block.fence for block in blocks if block.finished]
-        if not finished:
-            return f" WHERE {BLOCK} = 0"
-        ledger = self._appender.ledger
-        ids = f"SELECT id FROM {ledger.sql} WHERE {ledger.whose} AND state = 'finished' AND fence <= {max(finished)}"
-        late = f" AND {BLOCK} NOT IN ({', '.join(map(str, partial))})" if partial else ""
-        return f" WHERE ({BLOCK} = 0 OR {BLOCK} IN ({ids})){late}"
+    async def _read_all(self, *, unfinished: bool) -> Any:
+        described = await self._described()
+        if unfinished or described.lacks:
+            which, partial = "", 0
+        else:
+            which = f" WHERE {await self._appender.ledger.whole()}"
+            partial = sum(not block.finished for block in await self.blocks())
+        table = await self._rows(described, which)
+        return table.replace_schema_metadata({**(table.schema.metadata or {}), UNFINISHED: str(partial).encode()})
 
     async def _rows(self, described: Description, which: str) -> Any:
         names = ", ".join(identifier(column.name) for column in described.columns if column.default != "EPHEMERAL")

@@ -107,8 +107,4 @@ async def snapshot(channel: Channel, relation: Relation) -> str:
     """
     if is_unshared(relation.table.table) or relation.description.lacks:
         return ""
-    ledger = Ledger(channel, relation.table)
-    finished = f"{ledger.whose} AND state = 'finished'"
-    last = (await channel.rows(f"SELECT max(fence) FROM {ledger.sql} WHERE {finished}"))[0][0]
-    blocks = f"SELECT id FROM {ledger.sql} WHERE {finished} AND fence <= {last}"
-    return f" WHERE ({BLOCK} = 0 OR {BLOCK} IN ({blocks}))"
+    return f" WHERE {await Ledger(channel, relation.table).whole()}"
