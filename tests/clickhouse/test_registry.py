@@ -215,6 +215,20 @@ def resolve_cold(_: int, url: str) -> int:
         return registry.advisory_id("p_a")
 
 
+@pytest.mark.covers("A-29")
+def test_the_cache_knows_databases_apart_whose_relative_names_are_one(
+    face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / folder / "registry.db" for folder in ("one", "two")]
+    for file in files:
+        file.parent.mkdir()
+        face.registry(f"sqlite:///{file}").upgrade()
+    for file in files:
+        monkeypatch.chdir(file.parent)
+        found = face.registry("sqlite:///registry.db").advisory_id("p_prices")
+        assert rows(f"sqlite:///{file}", "SELECT advisory_id FROM table_registry") == [(found,)]
+
+
 @pytest.mark.covers("A-30", "A-40")
 def test_a_dropped_table_that_is_made_again_has_its_old_id_also_for_a_cold_cache(sql_url: str, registry: Any) -> None:
     warm = registry.incref("p_a", 1)

@@ -39,6 +39,9 @@ def url_of(database: Database) -> URL:
         raise UsageError("the registry takes postgresql://... or sqlite:///path, or an engine that has such a URL")
     if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
         raise UsageError("the registry is shared between processes, so in SQLite it needs a file: sqlite:///path")
+    if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith("file:"):
+        # Where it is now: ids are known by this name, and the process may go to another directory.
+        url = url.set(database=os.path.abspath(url.database))
     return url
 
 
