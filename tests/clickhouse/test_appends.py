@@ -173,6 +173,39 @@ def test_a_block_counts_its_own_rows_also_where_a_view_copies_them(clickhouse_cl
     assert clickhouse_client.command("SELECT count() FROM copies") == 8
 
 
+@pytest.mark.parametrize("name", ["n", "low", "high"])
+def test_the_column_of_row_ids_may_have_any_name(clickhouse_client: Any, locks: Locks, name: str) -> None:
+    columns = f"x UInt8, {name} UInt64 DEFAULT generateSnowflakeID()"
+    clickhouse_client.command(f"CREATE TABLE named ({columns}) ENGINE = MergeTree ORDER BY tuple()")
+    named = Table(clickhouse_client, "named", locks=locks)
+    block = named.append([{"x": 1}, {"x": 2}])
+    (known,) = named.blocks()
+    assert known.first == named.read(block)[name][0].as_py()
+
+
+@pytest.mark.covers("A-38")
+def test_what_a_later_writer_has_begun_is_not_ended_as_that_of_a_dead_one(
+    clickhouse_client: Any, table: Table, writer: Callable[..., Writer]
+) -> None:
+    """It came between the question who is running and the KILL QUERY; and to `clear` under a hold that was lost."""
+    later = writer(writer=2, rows=300, slow=0.01, settings=ROW_BY_ROW)
+    later.go()
+    eventually(lambda: count(clickhouse_client), "it is in the middle")
+    run(table._appender.clear(Dead()))
+    appender, rows = table._appender, table._appender.channel.rows
+    block = Block(1, str(table.name), 0, "running", "", 1 << 40)
+
+    async def listed_before(sql: str, **settings: Any) -> Any:
+        if "log_comment" in sql:
+            return [(f"{query_tag(table.name.key)}0-1-0", "of a dead writer")]
+        return await rows(sql, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(appender.channel, "rows", listed_before)
+        run(appender._clear(block))
+    assert "blocks" in later.result()
+
+
 @pytest.mark.covers("A-42")
 def test_an_append_does_not_read_what_was_in_the_table_before(clickhouse_client: Any, table: Table) -> None:
     """Parts from before our columns have no index of them: counting would go through every row."""

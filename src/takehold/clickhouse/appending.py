@@ -263,8 +263,8 @@ class Appender:
                 f". If the locks moved to another place, let their fences start above: takehold init URL --fence-from"
                 f" {newest}",
             )
-        if orphans:
-            await self._end(f"startsWith(query_id, {text(self._tag)})")
+        if orphans:  # these, and not what a later writer has begun since they were listed
+            await self._end(f"query_id IN ({', '.join(text(query_id) for query_id, _ in running)})")
             described = await self.description()
             for orphan in orphans.values():
                 await self.ledger.abandon(orphan, described)
@@ -276,9 +276,10 @@ class Appender:
         await self.ledger.abandon(block, await self.description())
         return _unknown(block, why)
 
-    async def clear(self) -> None:
-        """End every insert of this key, for a holder who is about to insert by other means."""
-        await self._end(f"startsWith(query_id, {text(self._tag)})")
+    async def clear(self, hold: Any) -> None:
+        """End every earlier insert of this key, for a holder who is about to insert by other means."""
+        fence = f"toUInt64OrZero(splitByChar('-', substring(query_id, {len(self._tag) + 1}))[1])"
+        await self._end(f"startsWith(query_id, {text(self._tag)}) AND {fence} < {hold.fence}")
 
     async def _end(self, which: str) -> None:
         if not self.channel.embedded:

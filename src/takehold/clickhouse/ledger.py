@@ -47,7 +47,7 @@ class Ledger:
 
     async def begin(self, block: Block) -> None:
         """Say that a call of several statements is under way: between two of them nothing else would tell."""
-        await self._write(block, "running", "SELECT 0 AS n, NULL AS low, NULL AS high")
+        await self._write(block, "running", "SELECT 0 AS takehold_n, NULL AS takehold_low, NULL AS takehold_high")
 
     async def finish(self, block: Block, description: Description, expected: int | None, **settings: Any) -> None:
         """Record the block as finished.
@@ -56,11 +56,11 @@ class Ledger:
         have parts without our columns and their index, and counting would go through all of them.
         """
         if description.row_id is None and expected is not None:
-            counted = f"SELECT {expected} AS n, NULL AS low, NULL AS high"
+            counted = f"SELECT {expected} AS takehold_n, NULL AS takehold_low, NULL AS takehold_high"
         else:
             counted = _counted(block, description)
             if expected is not None:
-                counted += f" HAVING throwIf(n != {expected}, 'takehold: rows are missing') = 0"
+                counted += f" HAVING throwIf(takehold_n != {expected}, 'takehold: rows are missing') = 0"
         await self._write(block, "finished", counted, **settings)
 
     async def abandon(self, block: Block, description: Description) -> None:
@@ -75,8 +75,9 @@ class Ledger:
             taken = f" WHERE throwIf((SELECT count() FROM {self.sql} WHERE {newer}) > 0, 'takehold: taken over') = 0"
         await self._channel.command(
             f"INSERT INTO {self.sql} (table, id, fence, writer, rows, first, last, state, token, at)"
-            f" SELECT {text(self._name.table)}, {block.id}, {block.fence}, {text(block.writer)}, n, low, high,"
-            f" {text(state)}, {text(block.token or '')}, now64(3) FROM ({counted}){taken}",
+            f" SELECT {text(self._name.table)}, {block.id}, {block.fence}, {text(block.writer)},"
+            f" takehold_n, takehold_low, takehold_high, {text(state)}, {text(block.token or '')}, now64(3)"
+            f" FROM ({counted}){taken}",
             **SETTINGS,
             **settings,
         )
@@ -137,13 +138,13 @@ class Ledger:
 def _ids(description: Description) -> str:
     """First and last row id."""
     if description.row_id is None:
-        return "NULL AS low, NULL AS high"
+        return "NULL AS takehold_low, NULL AS takehold_high"
     column = identifier(description.row_id)
-    return f"toNullable(min({column})) AS low, toNullable(max({column})) AS high"
+    return f"toNullable(min({column})) AS takehold_low, toNullable(max({column})) AS takehold_high"
 
 
 def _counted(block: Block, description: Description) -> str:
-    return f"SELECT count() AS n, {_ids(description)} FROM {description.name.sql} WHERE {BLOCK} = {block.id}"
+    return f"SELECT count() AS takehold_n, {_ids(description)} FROM {description.name.sql} WHERE {BLOCK} = {block.id}"
 
 
 def _merged(table: str, recorded: list[tuple[Any, ...]], there: dict[int, list[Any]]) -> list[Block]:

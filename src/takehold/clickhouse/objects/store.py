@@ -164,7 +164,7 @@ class Store(BaseStore):
         """
         appender = run(self._core.appender_of(self._destination(table)))
         with appender.lock(timeout) as hold:
-            run(appender.clear())
+            run(appender.clear(hold))
             yield hold
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class AsyncStore(BaseStore):
         """As `Store.table_lock`."""
         appender = await self._core.appender_of(self._destination(table))
         async with appender.lock(timeout) as hold:
-            await appender.clear()
+            await appender.clear(hold)
             yield hold
 
     async def close(self) -> None:
