@@ -173,6 +173,26 @@ def test_a_block_counts_its_own_rows_also_where_a_view_copies_them(clickhouse_cl
     assert clickhouse_client.command("SELECT count() FROM copies") == 8
 
 
+@pytest.mark.covers("A-25")
+@pytest.mark.parametrize("how", ["narrowed", "sorted"])
+def test_a_table_that_was_altered_since_it_was_looked_at_is_checked_again(
+    clickhouse_client: Any, table: Table, how: str
+) -> None:
+    data = {"w": [1], "b": [300], "n": [1]}
+    table.append(data)
+    if how == "narrowed":
+        clickhouse_client.command("ALTER TABLE events MODIFY COLUMN b UInt8")
+    else:
+        clickhouse_client.command("DROP TABLE events")
+        clickhouse_client.command(f"CREATE TABLE events {COLUMNS} ENGINE = MergeTree ORDER BY n")
+    with pytest.raises(takehold.UsageError, match="cannot hold 300" if how == "narrowed" else "is sorted by"):
+        table.append(data)
+    assert count(clickhouse_client) == (1 if how == "narrowed" else 0)
+    if how == "narrowed":
+        clickhouse_client.command("ALTER TABLE events MODIFY COLUMN b UInt64")
+        assert table.read(table.append(data))["b"].to_pylist() == [300], "and what may go on goes on"
+
+
 @pytest.mark.parametrize("name", ["n", "low", "high"])
 def test_the_column_of_row_ids_may_have_any_name(clickhouse_client: Any, locks: Locks, name: str) -> None:
     columns = f"x UInt8, {name} UInt64 DEFAULT generateSnowflakeID()"

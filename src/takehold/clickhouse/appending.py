@@ -13,12 +13,12 @@ from takehold.clickhouse.channel import Channel
 from takehold.clickhouse.colour import settled
 from takehold.clickhouse.columns import structure
 from takehold.clickhouse.data import arrow_table, serialised
-from takehold.clickhouse.description import BLOCK, WRITER, Description, check_replicas, describe
+from takehold.clickhouse.description import BLOCK, WRITER, Description, altered, check_replicas, describe
 from takehold.clickhouse.ledger import Ledger
 from takehold.clickhouse.naming import TableName
 from takehold.clickhouse.quoting import identifier, text
 
-__all__ = ["Appender", "Rows", "check_token", "query_id", "query_tag"]
+__all__ = ["Altered", "Appender", "Rows", "check_token", "query_id", "query_tag"]
 
 # One thread, so that rows keep their order and ids ascend; no buffer at the server that outlives the lock.
 SETTINGS: Final[dict[str, Any]] = {
@@ -29,6 +29,7 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 REFUSED_BY_GUARD: Final = 395  # FUNCTION_THROW_IF_VALUE_IS_NON_ZERO
 ANOTHER_WRITER: Final = "takehold: another writer"
+ANOTHER_TABLE: Final = "takehold: another table"
 TABLE_CHANGED: Final = frozenset({16, 47, 60})  # no such column, unknown identifier, unknown table: nothing was begun
 ACCESS_DENIED: Final = 497
 ATTEMPTS: Final = 3
@@ -44,6 +45,12 @@ class Rows:
     """How the server reads the stream."""
     count: int | None = None
     """How many, when that is known before."""
+    fingerprint: int = 0
+    """Of the table that they are for."""
+
+
+class Altered(UsageError):
+    """The table is no longer what the data was checked against; it was looked at anew, so check again."""
 
 
 def query_tag(key: str | Key | Advisory) -> str:
@@ -96,27 +103,49 @@ class Appender:
     async def append(self, data: Any, token: str | None, *, contiguous: bool, timeout: Any) -> Block:
         """Check the data, then write it as one block."""
         check_token(token)
+        try:
+            return await self._append(data, token, contiguous=contiguous, timeout=timeout)
+        except Altered:
+            return await self._append(data, token, contiguous=contiguous, timeout=timeout)
+
+    async def _append(self, data: Any, token: str | None, *, contiguous: bool, timeout: Any) -> Block:
         described = await self.description()
-        if contiguous:
-            described.check_contiguous()
-        if token is not None:
-            described.check_token()
-        table = arrow_table(data, described.columns, name=str(self.name))
+        try:
+            if contiguous:
+                described.check_contiguous()
+            if token is not None:
+                described.check_token()
+            table = arrow_table(data, described.columns, name=str(self.name))
+        except UsageError:
+            self.forget()  # by the next time it may have been altered
+            raise
         given = [column for column in described.columns if column.name in table.schema.names]
         rows = Rows(table.schema.names, serialised(table), structure(given), table.num_rows)
-        return await self.write([rows], token, timeout=timeout)
+        return await self.write([rows], token, timeout=timeout, checked=described)
 
-    async def write(self, parts: Sequence[Rows], token: str | None = None, *, timeout: Any = None) -> Block:
+    async def write(
+        self,
+        parts: Sequence[Rows],
+        token: str | None = None,
+        *,
+        timeout: Any = None,
+        checked: Description | None = None,
+    ) -> Block:
         """Lock, insert every part, record, unlock."""
         hold = await settled(self.lock(timeout).acquire())
         try:
-            return await self.write_held(parts, hold, token)
+            return await self.write_held(parts, hold, token, checked)
         finally:
             await settled(hold.release())
 
-    async def write_held(self, parts: Sequence[Rows], hold: Any, token: str | None = None) -> Block:
+    async def write_held(
+        self, parts: Sequence[Rows], hold: Any, token: str | None = None, checked: Description | None = None
+    ) -> Block:
         """Insert every part and record, under a hold of this table's key."""
         described = await self._prepare()
+        if checked is not None and not described.same(checked):
+            described = await self._looked_at_anew(checked)
+        parts = [replace(rows, fingerprint=described.fingerprint) for rows in parts]
         counts = [rows.count for rows in parts]
         expected = None if None in counts else sum(filter(None, counts))
         if token is not None and (before := await self._before(token, described, expected, hold.fence)) is not None:
@@ -158,8 +187,17 @@ class Appender:
                 raise UsageError(
                     f"this user may not mark the blocks of {self.name}; let one who may run: {sql}"
                 ) from error
+            self._description = described = await describe(self.channel, self.name)
         await self.ledger.create(described)
         self._prepared = True
+        return described
+
+    async def _looked_at_anew(self, checked: Description) -> Description:
+        """The table as it is now; somebody may have altered it, or dropped it and made it again."""
+        self.forget()
+        described = await self._prepare()
+        if not described.same(checked):
+            raise Altered(f"{self.name} was altered meanwhile, and nothing was written: repeat the call")
         return described
 
     async def _before(self, token: str, described: Description, expected: int | None, fence: int) -> Block | None:
@@ -199,17 +237,26 @@ class Appender:
                 return await self._send(rows, block, query_id)
             except Exception as error:  # noqa: BLE001 - every one is looked into, and raised
                 code = getattr(error, "code", None)
-                if code == REFUSED_BY_GUARD and ANOTHER_WRITER in str(error):
+                if code == REFUSED_BY_GUARD and f"Exception: {ANOTHER_WRITER}" in str(error):
                     await self._clear(block)
-                elif code in TABLE_CHANGED and attempt == 0:
-                    self.forget()  # somebody may have dropped it and made it again
-                    await self._prepare()
+                elif attempt == 0 and (code in TABLE_CHANGED or f"Exception: {ANOTHER_TABLE}" in str(error)):
+                    rows = replace(rows, fingerprint=await self._altered(block))
                 else:
                     return await self._settle(rows, block, query_id, error, hold, last=last)
             except BaseException:  # cancelled, or Ctrl-C: the server would go on
                 await self._give_up(block, query_id)
                 raise
         raise await self._refused(block, f"{self.name}: inserts of other writers kept coming")
+
+    async def _altered(self, block: Block) -> int:
+        """The table's new fingerprint, if it may be gone on with."""
+        try:
+            return (await self._looked_at_anew(await self.description())).fingerprint
+        except Altered as error:
+            if not block.rows:
+                raise
+            await self.ledger.abandon(block, await self.description())
+            raise _unknown(block, "the table was altered") from error
 
     async def _send(self, rows: Rows, block: Block, query_id: str) -> int:
         names = ", ".join(map(identifier, rows.columns))
@@ -219,10 +266,14 @@ class Appender:
             settings["insert_deduplication_token"] = f"{block.token}/{query_id}"  # each statement has its own
         into = f"INSERT INTO {self.name.sql} ({names}, {BLOCK}, {WRITER}) SELECT {names}, {marks} FROM"
         if isinstance(rows.source, str):
-            answer = await self.channel.command(f"{into} ({rows.source}){self._guard(block)}", **settings)
+            answer = await self.channel.command(
+                f"{into} ({rows.source}){self._guard(block, rows.fingerprint)}", **settings
+            )
         else:
             with self.channel.source(rows.source, rows.structure) as (source, end, body):
-                answer = await self.channel.command(f"{into} {source}{self._guard(block)}{end}", body, **settings)
+                answer = await self.channel.command(
+                    f"{into} {source}{self._guard(block, rows.fingerprint)}{end}", body, **settings
+                )
         if rows.count is None:
             # The answer's number would also count what materialized views of the table have written.
             return await self.ledger.rows_of(block.id) - block.rows
@@ -230,20 +281,21 @@ class Appender:
             raise BackendError(f"the server wrote {answer.written_rows} of {rows.count} rows to {self.name}")
         return rows.count
 
-    def _guard(self, block: Block) -> str:
+    def _guard(self, block: Block, fingerprint: int) -> str:
         """Evaluated at the server before the first row: no insert of another call is running, none has overtaken us.
 
         It costs no round trip, and it also holds for an insert that reaches the server after its writer has died
-        and the next one has come and gone.
+        and the next one has come, and was recorded. And the table is what the rows were made for.
         """
+        same = f" WHERE throwIf({altered(self.name, fingerprint)}, {text(ANOTHER_TABLE)}) = 0"
         if self.channel.embedded:
-            return ""
+            return same
         running = (
             f"SELECT count() AS n FROM {self.channel.processes}"
             f" WHERE startsWith(query_id, {text(self._tag)}) AND query_id != queryID()"
         )
         others = f"SELECT sum(n) FROM ({running} UNION ALL {self.ledger.outdates(block)})"
-        return f" WHERE throwIf(({others}) > 0, {text(ANOTHER_WRITER)}) = 0"
+        return f"{same} AND throwIf(({others}) > 0, {text(ANOTHER_WRITER)}) = 0"
 
     async def _clear(self, block: Block) -> None:
         """End the inserts of dead predecessors, and record how far they got."""

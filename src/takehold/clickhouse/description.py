@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Final
 
@@ -13,7 +13,7 @@ from takehold.clickhouse.columns import Column
 from takehold.clickhouse.naming import TableName
 from takehold.clickhouse.quoting import text
 
-__all__ = ["BLOCK", "HIDDEN", "ROW_ID", "WRITER", "Description", "check_replicas", "describe"]
+__all__ = ["BLOCK", "HIDDEN", "ROW_ID", "WRITER", "Description", "altered", "check_replicas", "describe"]
 
 BLOCK: Final = "takehold_block"
 """The hidden column that says to which block a row belongs; 0 for rows that came another way."""
@@ -26,6 +26,7 @@ HIDDEN: Final = {
     WRITER: f"{WRITER} LowCardinality(String) MATERIALIZED ''",
 }
 WINDOW: Final = re.compile(r"\bnon_replicated_deduplication_window = (\d+)")
+FINGERPRINT: Final = "cityHash64(create_table_query)"
 IN_ORDER_OF_ARRIVAL: Final = re.compile(r"(Replicated|Shared)?MergeTree")
 
 
@@ -43,6 +44,12 @@ class Description:
     deduplicates: bool
     scattered: str | None = field(repr=False)
     """Why the rows of one insert do not stay together in it; None when they do."""
+    fingerprint: int = field(default=0, repr=False)
+    """Of its definition."""
+
+    def same(self, other: Description) -> bool:
+        """Whether what was checked and made for the one may go into the other."""
+        return replace(self, lacks=(), fingerprint=0) == replace(other, lacks=(), fingerprint=0)
 
     def check_contiguous(self) -> None:
         """Raise unless rows stay where an insert puts them."""
@@ -65,12 +72,12 @@ async def describe(channel: Channel, name: TableName) -> Description:
     """Ask the server; an unknown table is a `UsageError`."""
     where = f"database = {text(name.database)}"
     found = await channel.rows(
-        "SELECT engine, sorting_key, partition_key, engine_full FROM system.tables"
+        f"SELECT engine, sorting_key, partition_key, engine_full, {FINGERPRINT} FROM system.tables"
         f" WHERE {where} AND name = {text(name.table)}"
     )
     if not found:
         raise await _unknown(channel, name)
-    engine, sorting_key, partition_key, engine_full = found[0]
+    engine, sorting_key, partition_key, engine_full, fingerprint = found[0]
     listed = await channel.rows(
         "SELECT name, type, default_kind, default_expression FROM system.columns"
         f" WHERE {where} AND table = {text(name.table)} ORDER BY position"
@@ -86,7 +93,14 @@ async def describe(channel: Channel, name: TableName) -> Description:
         lacks=tuple(definition for column, definition in HIDDEN.items() if column not in there),
         deduplicates=engine != "MergeTree" or (window is not None and int(window[1]) > 0),
         scattered=_scattered(engine, sorting_key, partition_key),
+        fingerprint=fingerprint,  # asked for before the columns: of two definitions the one that is noticed
     )
+
+
+def altered(name: TableName, fingerprint: int) -> str:
+    """A condition for SQL: the table is not what it was when it was described."""
+    where = f"database = {text(name.database)} AND name = {text(name.table)}"
+    return f"ifNull((SELECT {FINGERPRINT} FROM system.tables WHERE {where}), 0) != {fingerprint}"
 
 
 def _scattered(engine: str, sorting_key: str, partition_key: str) -> str | None:

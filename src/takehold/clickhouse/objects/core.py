@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from takehold import Advisory, UsageError, advisory
-from takehold.clickhouse.appending import Appender, Rows, check_token
+from takehold.clickhouse.appending import Altered, Appender, Rows, check_token
 from takehold.clickhouse.block import Block
 from takehold.clickhouse.channel import Channel
 from takehold.clickhouse.colour import settled
@@ -90,11 +90,18 @@ class Core:
     async def append(self, table: str, sources: Sequence[Source], manner: Manner, *, create: bool = False) -> Block:
         """One block of all sources: validate, resolve the id, lock, insert, unlock."""
         check_token(manner.token)
+        try:
+            return await self._append(table, sources, manner, create=create)
+        except Altered:
+            return await self._append(table, sources, manner, create=create)
+
+    async def _append(self, table: str, sources: Sequence[Source], manner: Manner, *, create: bool) -> Block:
         name = self.name(table)
         before = await found(self.channel, name) if create else await self.found(table)
         parts = await self._parts(before or self._planned(name, sources), sources, manner)
         appender = await self.appender(table)
         hold = await settled(appender.lock(manner.timeout).acquire())
+        checked = None if before is None else before.description
         try:
             if create:
                 # Only now: of two that create one name the second finds what the first has made.
@@ -102,10 +109,12 @@ class Core:
                 if there is None:
                     await self._make(self._planned(name, sources))
                     appender.forget()
+                    checked = None
                 elif before is None or there.description != before.description:
                     parts = await self._parts(there, sources, manner)
                     appender.forget()
-            return await appender.write_held(parts, hold, manner.token)
+                    checked = there.description
+            return await appender.write_held(parts, hold, manner.token, checked)
         finally:
             await settled(hold.release())
 
