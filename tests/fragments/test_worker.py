@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 import takehold
 from takehold.fragments import AsyncWorker, Fragment, Look, Pipeline, Worker
 from takehold.fragments.fragment import locks_of
+from takehold.fragments.worker import PREPARING
 from tests.fragments.site import Background, Gate, Site, prepare, remove, until, write
 
 
@@ -420,6 +421,22 @@ def test_a_worker_that_is_told_to_stop_finishes_what_it_has_begun(site: Site, fa
     assert 1 <= counts.done <= 2
     assert counts.done + counts.pending == 20
     assert len(site.results()) == counts.done == len(site.diary.lines("begin"))
+
+
+@pytest.mark.covers("R-16")
+@pytest.mark.parametrize("made", [Worker, AsyncWorker])
+def test_a_worker_that_waits_for_its_turn_to_prepare_stops_when_told(site: Site, made: Any) -> None:
+    site.document("a.md", one="1")
+    worker = made(site.recorder().pipeline(), site.corpus, site.url)
+    with takehold.Locks(site.url) as locks:
+        locks.init()
+        with locks.lock(PREPARING):
+            running = Background(worker.run if made is Worker else lambda: asyncio.run(worker.run()))
+            until(lambda: [one for one in locks.who(PREPARING) if one.state != "held"])
+            worker.stop()
+            counts = running.join()
+    assert (counts.drained, counts.done, counts.complete) == (True, 0, False)
+    assert site.run().done == 1
 
 
 @pytest.mark.covers("R-16")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
-from takehold import AsyncLocks, BackendRefused, Locks, UsageError
+from takehold import AsyncLocks, BackendRefused, Locks, LockTimeout, UsageError
 from takehold.fragments.colour import Colour, Looping, Threaded, settled
 from takehold.fragments.corpus import Corpus
 from takehold.fragments.counts import Counts
@@ -21,6 +21,10 @@ __all__ = ["AsyncWorker", "Worker"]
 
 PREPARING: Final = "fragments: preparing"
 EVERY: Final = 0.25
+TURN: Final = 60.0
+"""Seconds to wait for others who prepare."""
+LOOK: Final = 1.0
+"""Seconds after which one who waits for that looks whether to stop."""
 
 Progress = Callable[[Counts], object]
 
@@ -77,7 +81,8 @@ class _Worker:
         ledger = Ledger(self._place, self.pipeline, self.label)
         left = False
         try:
-            await self._prepare(locks, ledger, colour)
+            if not await self._prepare(locks, ledger, colour):
+                return Counts(drained=True)
             limits = Limits(self.concurrency, self.attempts, self.patience, self.stuck_after)
 
             def made() -> Run:
@@ -113,15 +118,17 @@ class _Worker:
             await settled(locks.close())
             colour.close()
 
-    async def _prepare(self, locks: Any, ledger: Ledger, colour: Colour) -> None:
-        """Prove locks and fences, and make the tables, one replica at a time."""
+    async def _prepare(self, locks: Any, ledger: Ledger, colour: Colour) -> bool:
+        """Prove locks and fences, and make the tables, one replica at a time; False when told to stop meanwhile."""
         try:
             await settled(locks.init())
         except BackendRefused:
             # Perhaps this role may not make what an operator has made already: the locks themselves will tell.
             pass
         await settled(locks.open())
-        hold = await settled(locks.lock(PREPARING, timeout=60).acquire())
+        hold = await self._turn(locks)
+        if hold is None:
+            return False
         try:
             _ = hold.fence  # UsageError says what to run where there are none
             if not await colour.call(ledger.prepared) or self.pipeline.prepare is not None:
@@ -130,6 +137,18 @@ class _Worker:
                 await colour.call(ledger.force, self.corpus.name)
         finally:
             await settled(hold.release())
+        return True
+
+    async def _turn(self, locks: Any) -> Any:
+        """Our turn to prepare; None when we are told to stop before it comes."""
+        patience = time.monotonic() + TURN
+        while self._stop_by is None:
+            try:
+                return await settled(locks.lock(PREPARING, timeout=LOOK).acquire())
+            except LockTimeout:
+                if time.monotonic() > patience:
+                    raise
+        return None
 
 
 class Worker(_Worker):
