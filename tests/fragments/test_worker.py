@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Connection
 
 import takehold
-from takehold.fragments import AsyncWorker, Fragment, Look, Pipeline, Worker
+from takehold.fragments import SPLITTERS, AsyncWorker, Folder, Fragment, Look, Pipeline, Worker
 from takehold.fragments.fragment import locks_of
 from takehold.fragments.worker import PREPARING
 from tests.fragments.site import Background, Gate, Site, prepare, remove, until, write
@@ -374,6 +374,18 @@ def test_a_document_that_breaks_during_the_run_does_not_end_it(site: Site, face:
     assert failure.identity in ("corpus/d0000.md", "corpus/d0001.md")
     assert (counts.done, counts.pending, counts.failed) == (6, 0, 0)
     assert len(site.results()) == 6
+
+
+def test_two_fragments_of_one_name_are_a_failure_of_their_document(file_site: Site) -> None:
+    file_site.document("a.md", one="1")
+    (file_site.folder / "b.twice").write_text("x")
+    splitters = {**SPLITTERS, ".twice": lambda _: [("same", "one"), ("other", "two"), ("same", "three")]}
+    corpus = Folder(file_site.folder, splitters=splitters)
+    counts = Worker(file_site.recorder().pipeline(), corpus, file_site.url).run()
+    assert (counts.done, counts.seen) == (1, 1)
+    [failure] = counts.failures
+    assert failure.identity == "corpus/b.twice"
+    assert failure.error == "UsageError: two fragments of one document have the same name, 'same'"
 
 
 def test_only_regular_files_are_documents(file_site: Site) -> None:

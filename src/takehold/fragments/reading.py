@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+from takehold import UsageError
 from takehold.fragments.backlog import Work
 from takehold.fragments.corpus import Corpus
 from takehold.fragments.counts import Counts, Failure
@@ -62,7 +63,7 @@ class Reader:
             try:
                 # Its version first: if it changes while it is read, what we read does not pass for the newer one.
                 version = self._corpus.version(document)
-                fragments = self._corpus.fragments(document) if version is not None else ()
+                fragments = _fragments(self._corpus, document) if version is not None else ()
             except BaseException as error:  # noqa: BLE001 - one document that cannot be read does not stop the others
                 self.unreadable(document, error)
             self._counts.read += 1
@@ -140,11 +141,22 @@ class _Again:
         with self._mutex:
             kept = self._kept.get(document)
             if kept is None or kept[0] != version:
-                pieces = {fragment.identity: fragment for fragment in self._corpus.fragments(document)}
+                pieces = {fragment.identity: fragment for fragment in _fragments(self._corpus, document)}
                 kept = self._kept[document] = version, pieces
                 while len(self._kept) > 8:
                     self._kept.pop(next(iter(self._kept)))
             return kept[1].get(identity)
+
+
+def _fragments(corpus: Corpus, document: str) -> Sequence[Fragment]:
+    """All of a document; `UsageError` when two have one name: only one of them could have a result."""
+    found = corpus.fragments(document)
+    names: set[str] = set()
+    for fragment in found:
+        if fragment.identity in names:
+            raise UsageError(f"two fragments of one document have the same name, {fragment.name!r}")
+        names.add(fragment.identity)
+    return found
 
 
 def work_of(fragment: Fragment, version: object) -> Work:
