@@ -35,7 +35,8 @@ class Corpus(Protocol):
 class Folder:
     """The Markdown, text and JSON lines files of a directory and of those below it.
 
-    `name` is the directory's own unless given: replicas that mount it elsewhere must give the same. `splitters`
+    `name` is the directory's own unless given: replicas that mount it elsewhere must give the same, and another
+    directory on the same ledger must have another, or each removes the results of the other. `splitters`
     says by suffix how a file is split; what has none of the suffixes, or a name that begins with a dot, is left out.
     """
 
