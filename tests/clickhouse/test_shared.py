@@ -548,3 +548,27 @@ def test_an_insert_of_ones_own_is_ended_before_the_next_writer_begins(distribute
 def _ended(client: Any, statement: str, query_id: str) -> None:
     with pytest.raises(Exception, match=r"cancelled|394"):
         client.command(statement, settings={"query_id": query_id})
+
+
+def test_a_copy_that_fails_leaves_no_table_that_passes_for_the_whole(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = store.create([1, 2, 3], name="source")
+    core = store.made._core
+    command = core.channel.command
+
+    async def failing(sql: str, *args: Any, **settings: Any) -> Any:
+        answer = await command(sql, *args, **settings)
+        if sql.startswith("INSERT INTO"):
+            raise ConnectionError("in the middle")
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core.channel, "command", failing)
+        with pytest.raises(ConnectionError):
+            store.copy(source, "target")
+    assert store.tables() == ["p_source"]
+    assert store.copy(source, "target").value() == [1, 2, 3]
+    assert store.tables() == ["p_source", "p_target"]
+    with pytest.raises(UsageError, match="is there already"):
+        store.copy(source, "target")

@@ -191,21 +191,26 @@ class Core:
         return relation
 
     async def copy(self, source: Relation, name: str, job: int | None) -> Relation:
-        """A new shared table with the rows of another, not locked."""
+        """A new shared table with the rows of another, not locked. It has its name only once it is whole."""
         await self.settle()
         relation = planned(self.name(table_name(name, job)), source.columns, source.shape)
-        rows = await Stored(source).rows(self.channel, relation.table, source.columns)
+        exists = UsageError(f"{relation.table} is there already; copy() makes a new one, concat() appends")
+        if await found(self.channel, relation.table) is not None:
+            raise exists
+        await Ledger(self.channel, relation.table).create(relation.description)
+        # A result like any other: if we fail, or die, it goes as they do.
+        filled = await self._result(source.columns, source.shape, [Stored(source)])
         await self.references.take(relation.table.table)
         try:
-            await self._make(relation)
-            await fill(self.channel, relation.table, [rows])
+            await self.channel.command(f"RENAME TABLE {filled.table.sql} TO {relation.table.sql}")
         except BaseException as error:
             self.references.leave(relation.table.table)
             if getattr(error, "code", None) == TABLE_EXISTS:
-                raise UsageError(
-                    f"{relation.table} is there already; copy() makes a new one, concat() appends"
-                ) from error
+                raise exists from error
             raise
+        finally:
+            self.references.leave(filled.table.table)
+        await self.settle()
         return relation
 
     # -- reading, and the end of tables ----------------------------------------------------------------------
