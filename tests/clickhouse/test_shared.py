@@ -572,3 +572,16 @@ def test_a_copy_that_fails_leaves_no_table_that_passes_for_the_whole(
     assert store.tables() == ["p_source", "p_target"]
     with pytest.raises(UsageError, match="is there already"):
         store.copy(source, "target")
+
+
+@pytest.mark.parametrize("name", ["p_prices", "j_7_prices"])
+def test_a_table_named_like_one_of_a_store_is_not_locked_by_its_name_unless_that_is_said(name: str) -> None:
+    class Client:
+        database = "default"
+
+        def command(self) -> None: ...
+
+    locks = takehold.Locks("sqlite:///never.db")
+    with pytest.raises(UsageError, match=r"store\.table\('" + name):
+        clickhouse.Table(Client(), name, locks=locks)
+    assert clickhouse.Table(Client(), name, locks=locks, key=f"clickhouse/default.{name}").name.table == name

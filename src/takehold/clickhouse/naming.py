@@ -11,6 +11,7 @@ from takehold.clickhouse.quoting import identifier
 
 __all__ = ["TableName", "checked_name"]
 
+OF_A_STORE: Final = re.compile(r"p_.+|j_[0-9]+_.+")
 NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -46,5 +47,13 @@ class TableName:
 
     @property
     def key(self) -> str:
-        """What an append to the table holds."""
+        """What an append to the table holds, unless it is of a store."""
         return f"clickhouse/{self}"
+
+    def check_key(self) -> None:
+        """Raise if it is named like a table of a store: the store locks it by a number, and not by this name."""
+        if OF_A_STORE.fullmatch(self.table):
+            raise UsageError(
+                f"{self} is named like a table of a store, which locks it by a number: take"
+                f" store.table({self.table!r}); if no store writes to it, say key={self.key!r}"
+            )

@@ -22,6 +22,8 @@ class BaseTable:
         self, client: Any, name: str, *, locks: Any, cluster: str | None = None, key: str | Advisory | None = None
     ) -> None:
         self.name = TableName.of(name, getattr(client, "database", None))
+        if key is None:
+            self.name.check_key()
         channel = Channel(client, cluster)
         self._appender = Appender(channel, self.name, locks, self.name.key if key is None else key)
         self._reader = Reader(self._appender)

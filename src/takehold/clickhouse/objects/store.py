@@ -125,8 +125,8 @@ class Store(BaseStore):
     def copy(self, source: Object, name: str, *, job: int | None = None) -> Object:
         """A new shared table with the rows of another.
 
-        Warning: copies are not serialized. Of two that make one name at once the second fails, and somebody who
-        appends to the new table meanwhile may come between its rows.
+        It has its name once it is whole. Warning: copies are not serialized: of two that make one name at once the
+        second fails.
         """
         return Object(self._core, run(self._core.copy(self._own(source), name, job)))
 
