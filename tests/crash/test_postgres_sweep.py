@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import asyncpg
@@ -16,6 +17,8 @@ import pytest
 
 import takehold
 from takehold.core import asking
+from takehold.core.register import Register
+from takehold.core.seat import Entry, Seat
 from takehold.locks import _async as face
 from takehold.testing.suite.interrupting import interrupted_at
 from tests.core.sweep import cancelled_at
@@ -341,6 +344,31 @@ def test_a_thread_interrupted_at_any_call_leaves_the_server_empty(
                 break
             point += 1
         assert point > 10
+
+
+@dropped
+@unraised
+@pytest.mark.covers("L-9", "L-10")
+def test_a_thread_interrupted_between_its_grant_and_its_place_in_line_leaves_nothing(
+    postgres_url: str, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sat down and still stood in line, so what it gave back was handed on to itself."""
+    real, struck = Register._out_of_line, list[Seat]()
+
+    def strike(register: Register, entry: Entry, seat: Seat) -> None:
+        if not struck:
+            struck.append(seat)
+            raise _Interrupt
+        real(register, entry, seat)
+
+    with takehold.Locks(postgres_url, check_order="off") as locks, ThreadPoolExecutor(1) as elsewhere:
+        reader = elsewhere.submit(locks.lock(takehold.shared("c")).acquire).result()
+        with monkeypatch.context() as patched, pytest.raises(_Interrupt):
+            patched.setattr(Register, "_out_of_line", strike)
+            locks.lock("a", "b", takehold.shared("c"), timeout=5).acquire()
+        assert struck
+        reader.release()
+        assert_nothing_left(locks, monitor, "at the line")
 
 
 # -- cut at that moment ----------------------------------------------------------------------------------

@@ -190,7 +190,8 @@ def _sit_together(
     for seat, got in zip(seats, answer, strict=False):
         if seat.entry is None and not isinstance(got, Grant):
             register.sit_alone(seat, got)
-        elif seat.state != HELD and seat.session is not None:
+        elif seat.session is not None:
+            # Also one that is held: when this was interrupted in the middle, it may sit and still stand in line.
             assert seat.entry is not None
             seat.entry.asking = False
             grant = got if isinstance(got, Grant) else Grant(seat.session, seat.want, got, rt.now_ns())
