@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.servers.azurite import Azurite
 from tests.servers.clickhouse import ClickHouse
 from tests.servers.mariadb import MariaDB
 from tests.servers.network import Namespace
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
+from tests.servers.seaweedfs import SeaweedFS
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -107,6 +109,44 @@ def clickhouse_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
         pytest.skip(reason)
     with ClickHouse.pair(tmp_path_factory.mktemp("pair")) as servers:
         yield servers
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
+    """The S3 server all tests share. A test may restart it; one that takes it down for good starts its own."""
+    if reason := SeaweedFS.missing():
+        pytest.skip(reason)
+    with SeaweedFS.start(tmp_path_factory.mktemp("seaweedfs")) as server:
+        server.bucket("takehold-tests")
+        yield server
+
+
+@pytest.fixture
+def s3_url(seaweedfs_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new prefix in the bucket all tests share, as ``s3://``; the environment has the credentials."""
+    if not seaweedfs_server.running:
+        seaweedfs_server.up()
+    for name, value in seaweedfs_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return seaweedfs_server.url(f"takehold-tests/{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture(scope="session")
+def azurite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """The Azure Blob Storage all tests share; what it has is lost when it goes down."""
+    if reason := Azurite.missing():
+        pytest.skip(reason)
+    with Azurite.start(tmp_path_factory.mktemp("azurite")) as server:
+        server.container("takehold-tests")
+        yield server
+
+
+@pytest.fixture
+def azure_url(azurite_server: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new prefix in the container all tests share, as ``az://``; the environment has the credentials."""
+    for name, value in azurite_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return azurite_server.url(f"takehold-tests/{uuid.uuid4().hex[:12]}")
 
 
 @pytest.fixture(scope="session")

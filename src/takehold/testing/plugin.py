@@ -6,6 +6,7 @@ In your `conftest.py`:
 
 `locks` and `async_locks` are fresh, see each other, and fail a test that leaves something held or waiting.
 `no_waiting` makes whatever would wait fail at once. Override `locks_url` to run on something else than memory.
+`iceberg_catalog` is an Iceberg REST catalog in this process, up in a moment: no containers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,7 +24,10 @@ from takehold.locks._async import AsyncLocks
 from takehold.locks._sync import Locks
 from takehold.testing import faults
 
-__all__ = ["async_locks", "locks", "locks_url", "no_waiting"]
+if TYPE_CHECKING:
+    from takehold.server import Serving
+
+__all__ = ["async_locks", "iceberg_catalog", "locks", "locks_url", "no_waiting"]
 
 pytest.register_assert_rewrite("takehold.testing.suite", "takehold.testing.faces")
 
@@ -67,6 +73,15 @@ def no_waiting() -> Iterator[None]:
     """Nobody waits during this test: what would, fails at once with `LockTimeout`."""
     with faults.no_waiting():
         yield
+
+
+@pytest.fixture
+def iceberg_catalog(tmp_path: Path) -> Iterator[Serving]:
+    """An Iceberg REST catalog for one test: its `uri`, and its `properties` for PyIceberg's `load_catalog`."""
+    from takehold.server import Serving
+
+    with Serving(str(tmp_path / "lake")) as server:
+        yield server
 
 
 def refuse_leftovers(records: list[HoldRecord]) -> None:
