@@ -30,7 +30,7 @@ class AdaptiveTimeout:
     """A timeout that learns: it grows while many waits fail, and comes down to what waits really take.
 
     Of the last 16 waits: more than a third timed out, and it grows by a quarter (at most a day); less than a
-    tenth, and it goes half of the way to 1.25 times the longest wait seen. Never below `minimum`.
+    tenth, and it goes half of the way down to 1.25 times the longest wait seen. Never below `minimum`.
     """
 
     WINDOW: Final = 16
@@ -67,7 +67,8 @@ class AdaptiveTimeout:
             if failed > 0.33:
                 self._seconds = min(self._seconds * 1.25, self.CEILING)
             elif failed < 0.10:
-                self._seconds = max((self._seconds + 1.25 * max(waits)) / 2, self.minimum)
+                enough = 1.25 * max(waits)
+                self._seconds = max((self._seconds + min(enough, self._seconds)) / 2, self.minimum)
             else:
                 return
             self._recent.clear()
