@@ -1,11 +1,14 @@
 # Commands for people working on takehold; CONTRIBUTING.md says what each is for and how long it takes.
 .DEFAULT_GOAL := check
-.PHONY: setup demo check test prove bench clean
+.PHONY: setup serve demo check test prove bench clean
 
 python := .venv/bin/python
 
 setup: ## make .venv with every extra and the test tools; at once when nothing changed
 	@bash scripts/setup
+
+serve: setup ## the embedded default: an Iceberg catalog on loopback, in the directory lake, and what to try
+	@bash scripts/serve
 
 demo: setup ## the embedded default at work, in a few seconds
 	@bash scripts/demo

@@ -34,6 +34,7 @@ QUESTIONS: Final = (
     "fragments",
     "clean_text",
     "clickhouse_appends",
+    "iceberg_commits",
 )
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results"

@@ -16,6 +16,7 @@ BEHAVIOURS = (
     *_ids("N", (1, 28)),
     *_ids("A", (1, 42)),
     *_ids("R", (1, 20)),
+    *_ids("M", (2, 2), (51, 51), (53, 54)),
 )
 
 FACES = (("Locks", "AsyncLocks"), ("Lock", "AsyncLock"), ("Hold", "AsyncHold"))

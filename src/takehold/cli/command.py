@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "init": ("init", "prepare a backend"),
     "bench": ("bench", "measure locks on this machine"),
     "fragments": ("fragments", "process a corpus, each fragment once"),
+    "serve": ("serve", "serve an Iceberg catalog over HTTP"),
+    "iceberg": ("iceberg", "look after an Iceberg catalog"),
 }
 """Its module, and one line about it."""
 

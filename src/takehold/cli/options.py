@@ -54,7 +54,7 @@ def code_of(error: TakeholdError) -> int:
 class Parser(argparse.ArgumentParser):
     """One command's options; a mistake is one line on stderr and exit code 2."""
 
-    def __init__(self, command: str, purpose: str, examples: str, *, codes: str = EXIT_CODES) -> None:
+    def __init__(self, command: str, purpose: str, examples: str, *, codes: str = EXIT_CODES, url: bool = True) -> None:
         super().__init__(
             prog=f"takehold {command}".rstrip(),
             description=purpose,
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=110),
             allow_abbrev=False,
         )
-        if command:
+        if command and url:
             self.add_argument(
                 "--url", help="where the locks live: file:DIRECTORY, sqlite:///FILE, postgresql://USER@HOST/DATABASE, "
                 "lease+postgresql://... (default: $TAKEHOLD_URL, "

@@ -1,0 +1,1 @@
+"""The server: the REST specification, real clients, bad input, crashes."""
