@@ -36,18 +36,31 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, err
 
 
+BELOW = {
+    "fragments": ("run", "status", "retry"),
+    "iceberg": ("transactions", "recover", "fsck", "contention"),
+}
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `--help` prints."""
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example_and_its_exit_codes(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([name, "--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
+    text = help_of(capsys, name)
     assert f"examples:\n  takehold {name}" in text
     assert "exit codes: " in text
-    for option in ("--url", "--json"):
-        assert option in text
+    # A command of commands says in each of theirs where it works, and in what form it answers.
+    for one in [help_of(capsys, name, below) for below in BELOW[name]] if name in BELOW else [text]:
+        assert "--json" in one
+        assert "--server" in one or "--url" in one or ("--warehouse" in one and "--locks" in one)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

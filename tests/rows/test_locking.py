@@ -648,4 +648,6 @@ def test_how_often_is_said_by_the_environment(
     monkeypatch.setenv("DB_DEADLOCK_RETRY_DELAY", "0.01")
     with face.session() as s, rival(place):
         s.run(rows.lock_rows, Parent, [2, 1])
-    assert [one.getMessage() for one in caplog.records] == ["Deadlock on Parent.id, attempt 1/3"]
+    first, *more = [one.getMessage() for one in caplog.records]
+    assert first == "Deadlock on Parent.id, attempt 1/3"
+    assert more in ([], ["Deadlock on Parent.id, attempt 2/3"])  # the rival may be quicker twice

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from takehold import UsageError
+from takehold import BackendRefused, UsageError
 from takehold.iceberg import paths
 from takehold.iceberg.directory import Directory, Entry, Target
 from takehold.iceberg.errors import BrokenRecord
@@ -81,7 +81,7 @@ class Fsck:
     async def _look(self, path: str, check: object) -> None:
         try:
             await check(path)  # type: ignore[operator]
-        except BrokenRecord as error:
+        except (BrokenRecord, BackendRefused) as error:  # damaged as a record, or as what the store wrote
             self._found("broken", path, f"{error}; restore it from a copy: nothing can be guessed from it")
 
     async def _registry(self, path: str) -> None:
