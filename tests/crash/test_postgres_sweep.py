@@ -363,9 +363,10 @@ def test_a_thread_interrupted_between_its_grant_and_its_place_in_line_leaves_not
 
     with takehold.Locks(postgres_url, check_order="off") as locks, ThreadPoolExecutor(1) as elsewhere:
         reader = elsewhere.submit(locks.lock(takehold.shared("c")).acquire).result()
-        with monkeypatch.context() as patched, pytest.raises(_Interrupt):
+        with monkeypatch.context() as patched:
             patched.setattr(Register, "_out_of_line", strike)
-            locks.lock("a", "b", takehold.shared("c"), timeout=5).acquire()
+            with pytest.raises(_Interrupt):
+                locks.lock("a", "b", takehold.shared("c"), timeout=5).acquire()
         assert struck
         reader.release()
         assert_nothing_left(locks, monitor, "at the line")

@@ -91,12 +91,15 @@ EACH = [
 ]
 
 
+ODD: tuple[Any, ...] = ("gone", None, 7, "x", [], {}, [{}], {"x": {}})
+
+
 @pytest.mark.covers("M-49")
 @pytest.mark.parametrize("metadata", [rich(3), rich(2), table(1), old()], ids=["3", "2", "1", "old 1"])
 def test_with_one_thing_wrong_it_is_refused_or_will_do(metadata: dict[str, Any]) -> None:
     refused = accepted = 0
     for *way, last in places(metadata):
-        for odd in ("gone", None, 7, "x", [], {}, [{}], {"x": {}}):
+        for odd in ODD:
             changed = copied(metadata)
             inside = changed
             for step in way:
