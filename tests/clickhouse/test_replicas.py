@@ -96,13 +96,13 @@ def test_an_append_asks_three_times_more_often_than_its_insert(
     """To take the lock, to record the block, to let go. A client's own `insert` asks once more than INSERT too."""
     clickhouse_client.command(f"CREATE TABLE events {COLUMNS} {ENGINE}")
     rows = rows_of(1, 1, 10)
+    Locks(postgres_url).init()  # before any session is opened: one that is has no fences
     with Trips(clickhouse_server.port) as http, Trips(postgres_server.port) as sql:
         options: dict[str, Any] = {"database": clickhouse_client.database, "autogenerate_session_id": False}
         with (
             closing(clickhouse_connect.get_client(host="127.0.0.1", port=http.port, **options)) as counted,
             Locks(sql.url(postgres_url)) as locks,
         ):
-            locks.init()
             table = Table(counted, "events", locks=locks)
             table.append(rows)  # which also looks at the table, and opens the connection
             begun = http.trips, sql.trips
