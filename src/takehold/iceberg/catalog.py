@@ -210,7 +210,7 @@ class Catalog:
         return await self._tables.load(warehouse, table, "table")
 
     async def load_tables(self, warehouse: str, identifiers: Sequence[Identifier]) -> list[Loaded]:
-        """Several tables as they were at one instant: all of a transaction is in it, or nothing. `NoSuchTable`."""
+        """Several tables read together: all of a transaction is in it, or nothing. `NoSuchTable`."""
         return await self._tables.load_many(warehouse, identifiers)
 
     async def table_exists(self, warehouse: str, table: Identifier) -> bool:
